@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# TIER=every_change: make e2e and make conformance run only the tests with that marker.
+TIER ?=
 TOOLS := $(abspath .cache/bin)
 OUT ?= out
 # More workers than processors: tests spend about a third of their time waiting for servers and processes.
@@ -20,7 +22,7 @@ IMAGE ?= localhost/tokenmill-jobs:$(VERSION)
 IMAGE_TRAINING ?= localhost/tokenmill-training:$(VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help run check test lint format chart-tools azurite charts image image-training dist e2e e2e-megatron conformance conformance-packages bench locks clean
+.PHONY: help run environment check test nightly lint format chart-tools azurite charts image image-training dist e2e e2e-megatron conformance conformance-packages bench locks clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,11 +78,17 @@ check: lint ## Check style and types and run the fast tests: under a minute, no 
 test: lint chart-tools azurite $(VENV)/.installed-scan ## Check the code and run all tests except those of a cluster and of Megatron-LM
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --maxprocesses 8 --dist loadfile -m "not conformance and not e2e"
 
+nightly: ## Run all tests, also those of a cluster and of Megatron-LM, in hours: before a release
+	bash .ci/run nightly
+
+environment: $(VENV)/.installed-dev chart-tools # what make test and make e2e need
+
 # ruff's cache does not notice that a directory was added, and directories decide the order of imports.
-lint: $(VENV)/.installed-dev ## Check style, types, layers and prose
+lint: $(VENV)/.installed-dev ## Check style, types, shell scripts, layers and prose
 	$(BIN)/ruff check --no-cache
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/shellcheck jobs/tokenmill/submission/*.sh examples/*.sh .ci/run
 	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/python tools/prose.py
 
@@ -111,7 +119,7 @@ dist: $(VENV)/.installed chart-tools ## Build the files of a release into dist/:
 
 e2e: $(VENV)/.installed-dev chart-tools ## Run the stages on the cluster of KUBECONFIG, whose nodes have the image
 	PATH="$$PATH:$(TOOLS)" $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder \
-	  -m e2e tests/e2e tests/slurm
+	  -m "e2e$(if $(TIER), and $(TIER))" tests/e2e tests/slurm
 
 # A separate target: it needs 6 GB of packages, minutes of two processors, and a node that is this machine.
 e2e-megatron: $(VENV)/.installed-dev chart-tools $(MEGATRON)/.installed ## Train with Megatron-LM itself on that cluster, on the CPU, if its node is this machine
@@ -153,7 +161,8 @@ conformance: $(VENV)/.installed-dev conformance-packages $(CONFORMANCE_CORPUS) #
 	TOKENMILL_CONFORMANCE_CORPUS=$(abspath $(dir $(CONFORMANCE_CORPUS))) \
 	TOKENMILL_MEGATRON_PYTHON=$(abspath $(FRAMEWORKS_VENV)/bin/python) \
 	TOKENMILL_MEGATRON_TRAINING=$(abspath $(MEGATRON)) \
-	  $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m conformance $(FLAGS)
+	  $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder \
+	  -m "conformance$(if $(TIER), and $(TIER))" $(FLAGS)
 
 bench: $(VENV)/.installed-dev $(VENV)/.installed-bench .venv-loaders/.installed $(foreach name,llama3_1 qwen3 gemma3,$(NPM_TOKENIZERS)/$(name)) ## Measure speed against the usual alternatives (FLAGS="--only extract --rounds 5")
 	$(BIN)/python -m tests.bench --tokenizers $(NPM_TOKENIZERS) --alternatives .venv-bench/bin/python \

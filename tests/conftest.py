@@ -62,6 +62,25 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     yield from limit_cpu_time(item)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Print the names of failed tests at once, in the process that prints."""
+    if reporter := config.pluginmanager.get_plugin("terminalreporter"):
+        config.pluginmanager.register(FailureNames(reporter))
+
+
+class FailureNames:
+    """Print the name of each failed test when it has failed: a run that is ended early prints no summary."""
+
+    def __init__(self, reporter: pytest.TerminalReporter) -> None:
+        self._reporter = reporter
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._reporter.write_line(f" {report.nodeid} ({report.when}, {report.duration:.0f} s)")
+
+
 def limit_cpu_time(item: pytest.Item) -> Generator[None, Any, Any]:
     """Fail a fast test above its limit, which is CPU time because a machine may be busy."""
     before = cpu_seconds()

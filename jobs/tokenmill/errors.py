@@ -3,6 +3,7 @@
     TokenmillError       1    base class; a retry may help
     |-- RequestError     2    the request, the input or the machine is wrong; a retry cannot help
     |   |-- MachineError 2    the machine fails every unit (disk full, read-only file system)
+    |   |-- TemplateLimit 2   a chat template exceeds a limit of time or memory
     |   `-- InputError   2    one input file is damaged or cannot be read
     |-- TransientError   1    a remote or local failure; the next attempt may succeed
     |-- Superseded       1    another run replaced the plan; the unit is not committed
@@ -37,6 +38,10 @@ class RequestError(TokenmillError):
 
 class MachineError(RequestError):
     """The file system fails every unit (full, read-only), so the worker does not try the rest of its share."""
+
+
+class TemplateLimit(RequestError):
+    """A chat template exceeded a limit of time or memory, so the worker does not try it with the rest of its share."""
 
 
 class InputError(RequestError):

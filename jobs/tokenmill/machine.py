@@ -5,11 +5,14 @@ Leases and temporary file names contain the identity, so that other processes on
 
 import hashlib
 import os
+import re
 import secrets
 import signal
 import socket
+import sys
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Signals that request a stop: Ctrl-C, SIGTERM of Kubernetes, and SIGUSR1, which Slurm sends before a time limit.
@@ -46,6 +49,23 @@ def start_ticks(pid: int) -> int | None:
         return None
     fields = text.rpartition(")")[2].split()
     return None if fields[0] in ("Z", "X") else int(fields[19])
+
+
+class ProcessId(NamedTuple):
+    """A process of a pid namespace: the kernel gives the number `pid` to another process after its end."""
+
+    pid: int
+    started: int
+    """Start time in clock ticks since boot; 0 where the system has no /proc."""
+
+
+@cache
+def this_process() -> ProcessId:
+    """Return the id of this process."""
+    return ProcessId(os.getpid(), start_ticks(os.getpid()) or 0)
+
+
+os.register_at_fork(after_in_child=this_process.cache_clear)
 
 
 def is_alive(pid: int, started: int | None = None) -> bool:
@@ -117,9 +137,34 @@ def available_cpus() -> int:
     return max(1, min(count, int(cpu_quota() or count)))
 
 
+def raise_file_limit(required: int) -> int:
+    """Raise this process's limit of open files to `required`, or to its hard limit; return the limit that applies."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or required <= soft:
+        return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+    limit = required if hard == resource.RLIM_INFINITY else min(required, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return limit
+
+
 def machine_tag() -> str:
     """Return a hash of the machine and pid namespace in 8 hex digits, for file names."""
     return hashlib.sha256(repr(machine_identity()).encode()).hexdigest()[:8]
+
+
+_CREATOR = re.compile(r"([0-9a-f]{8})-(\d{1,10})(?:\.(\d{1,20}))?-[0-9a-f]{8}(?:\.tmp)?$")
+
+
+class Creator(NamedTuple):
+    """The process in a name from `process_name`."""
+
+    machine: str
+    """The machine's tag (`machine_tag`)."""
+    pid: int
+    started: int | None
+    """Its start time in clock ticks; None in a name from a version that did not write it."""
 
 
 def process_name() -> str:
@@ -127,7 +172,14 @@ def process_name() -> str:
 
     Other processes use the name to check whether the creator is alive (`files.lease.get_creator_liveness`).
     """
-    return f"{machine_tag()}-{os.getpid()}-{secrets.token_hex(4)}"
+    process = this_process()
+    return f"{machine_tag()}-{process.pid}.{process.started}-{secrets.token_hex(4)}"
+
+
+def parse_creator(name: str) -> Creator | None:
+    """Return the process in a file name that ends with a `process_name`, or None for another name."""
+    match = _CREATOR.search(name)
+    return Creator(match[1], int(match[2]), int(match[3]) if match[3] else None) if match else None
 
 
 def describe_memory() -> str:

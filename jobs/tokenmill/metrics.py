@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 WRITE_SECONDS = 15.0
 """Interval of the writes to the file; that of Prometheus' scrapes by default is a minute or less."""
-PUSH_TIMEOUT_SECONDS = 5.0
+PUSH_SECONDS = 5.0
+"""Time for a push: the name of the host, the connection, the request and the response."""
 
 _FILE_START = b"# HELP "
 _OWN_LABELS = frozenset(
@@ -230,7 +231,21 @@ class MetricsExporter:
         from prometheus_client import push_to_gateway
 
         group = {"instance": socket.gethostname(), **dict(push.labels)}
-        push_to_gateway(push.url, push.job or self._job, self._registry, group, timeout=PUSH_TIMEOUT_SECONDS)
+        failures: list[Exception] = []
+
+        def send() -> None:
+            try:
+                push_to_gateway(push.url, push.job or self._job, self._registry, group, timeout=PUSH_SECONDS)
+            except Exception as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=send, daemon=True)  # the timeout above applies to each read of the response
+        thread.start()
+        thread.join(PUSH_SECONDS)
+        if thread.is_alive():
+            raise TimeoutError(f"the Pushgateway did not respond within {PUSH_SECONDS:.0f} s")
+        if failures:
+            raise failures[0]
 
     def _try(self, action: str, call: Callable[[], None]) -> None:
         """Call a function, and only warn if it fails: metrics never change the result of a command."""

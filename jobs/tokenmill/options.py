@@ -8,6 +8,7 @@ flag of a command (`tokenmill.cli.groups`). Stages, the pipeline and plans recei
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -16,6 +17,11 @@ from tokenmill.metrics import ListenAddress, MetricsTarget, PushTarget, parse_li
 from tokenmill.notify.announcer import NotifyTarget
 from tokenmill.notify.message import TEMPLATES
 from tokenmill.selection import PREFERENCES, Selection
+
+MAX_BYTE_SIZE = 1 << 60
+"""The largest size in bytes: plans store numbers of 64 bits."""
+_SIZE_UNITS = " KMGTPE"
+_BYTE_SIZE = re.compile(rf"([0-9]{{1,20}}(?:\.[0-9]{{1,20}})?)[ \t]*(?:([{_SIZE_UNITS.strip()}])I?)?B?", re.IGNORECASE)
 
 
 class Option(NamedTuple):
@@ -51,18 +57,29 @@ class InvalidOption(RequestError):
         self.reason = reason
 
 
-def parse_byte_size(text: str) -> int:
-    """Parse a size such as 64MiB, 2Gi or 10MB; return its bytes.
+def parse_byte_size(size: str | float, *, minimum: int = 0, maximum: int = MAX_BYTE_SIZE) -> int:
+    """Return the bytes of a size such as 256MB, where MB is MiB: each unit is 1,024 of the one before.
+
+    Nemotron's data preparation counts in the same way. The text may contain blanks, and its case has no meaning. A
+    number is a size in bytes.
 
     Raises:
-        ValueError: the text is not a size.
+        ValueError: the text is not a size, or the size is not between `minimum` and `maximum`.
     """
-    match = re.fullmatch(r"([0-9]+)([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
-    if match is None or not int(match.group(1)):
-        raise ValueError(f"{text!r} is not a size; write it as 64MiB, 2GiB or 500MB")
-    power = " KMGT".index(match.group(2).upper() or " ")
-    unit: int = (1024 if match.group(3) else 1000) ** power
-    return int(match.group(1)) * unit
+    match = _BYTE_SIZE.fullmatch(size.strip() if isinstance(size, str) else repr(+size))
+    if match is None:
+        raise ValueError(f"{size!r} is not a size; write it as 256MB, 1.5GiB or 1000 (bytes)")
+    count = int(Decimal(match[1]) * 1024 ** _SIZE_UNITS.index((match[2] or " ").upper()))
+    if not minimum <= count <= maximum:
+        raise ValueError(
+            f"{size!r} is not between {minimum:,} and {maximum:,} bytes; write a size such as 64MiB (MB is MiB)"
+        )
+    return count
+
+
+def parse_size_limit(text: str) -> int:
+    """Parse a size of at least one byte (ValueError)."""
+    return parse_byte_size(text, minimum=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ and those that a caller registers (`register_secrets`).
 """
 
 import base64
+import contextlib
 import io
 import json
 import os
@@ -50,6 +51,9 @@ _IGNORED = " \t\r\n\v\f\\\"',"
 _NORMALIZATION = {ord(c): None for c in _IGNORED} | {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
 _NAME_VALUE = re.compile(r"(?:^|[;&?\s])([\w.-]+)\s*=\s*([^;&\s]+)")
 
+STREAMS = {"stdout": "standard output", "stderr": "standard error"}
+"""The names of the standard streams in the errors of a write."""
+
 _secrets: dict[str, None] = {}
 _sent: dict[str, None] = {}
 _registered: set[str] = set()
@@ -59,7 +63,7 @@ _scanned = False
 def install() -> None:
     """Redact all later writes to standard output and standard error."""
     _scan()
-    for name in ("stdout", "stderr"):
+    for name, description in STREAMS.items():
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper) and not isinstance(stream, _RedactingStream):
             stream.flush()
@@ -70,16 +74,37 @@ def install() -> None:
                 line_buffering=stream.line_buffering,
                 write_through=stream.write_through,
             )
+            redacting.description, redacting.original = description, stream
             setattr(sys, name, redacting)
 
 
 class _RedactingStream(io.TextIOWrapper):
-    """A text stream that redacts its text."""
+    """A text stream that redacts its text, and whose errors name it."""
+
+    description = ""
+    original: io.TextIOWrapper | None = None
+    """The stream with the same buffer, which its end would close."""
 
     def write(self, text: str, /) -> int:
         """Redact and write a text."""
-        super().write(redact(text))
+        with self._naming_errors():
+            super().write(redact(text))
         return len(text)
+
+    def flush(self) -> None:
+        """Write the buffered text."""
+        with self._naming_errors():
+            super().flush()
+
+    @contextlib.contextmanager
+    def _naming_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:  # the reader has gone: the command continues
+            raise
+        except OSError as error:
+            error.filename = self.description
+            raise
 
 
 def register_secrets(*values: str | None) -> None:

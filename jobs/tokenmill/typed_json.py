@@ -9,7 +9,7 @@ type here. Ruff refuses msgspec's own functions in all other modules.
 import threading
 from typing import Any, TypeVar, overload
 
-from msgspec import convert, json
+from msgspec import DecodeError, convert, json
 
 T = TypeVar("T")
 
@@ -44,11 +44,16 @@ def decode_json(data: bytes | str, kind: Any = Any) -> Any:
     """Decode JSON, check it and convert it to `kind`.
 
     Raises:
-        msgspec.DecodeError: the data is not JSON.
+        msgspec.DecodeError: the data is not JSON, not UTF-8, or nested too deeply.
         msgspec.ValidationError: the JSON has another form; the message contains the reason and the position.
     """
     _describe(kind)
-    return json.decode(data, type=kind)
+    try:
+        return json.decode(data, type=kind)
+    except UnicodeDecodeError as error:
+        raise DecodeError(str(error)) from error
+    except RecursionError as error:
+        raise DecodeError("it is nested too deeply") from error
 
 
 def _describe(kind: Any) -> None:

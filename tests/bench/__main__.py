@@ -18,6 +18,7 @@ from typing import Any
 
 from . import chats, encoding, models, moving, reading
 from .corpora import SLIMPAJAMA, Corpus, shaped
+from .growth import growth
 from .measure import MB, Failed, machine
 from .metrics import metrics
 from .mill import Setting, log
@@ -81,6 +82,7 @@ SECTIONS: dict[str, Callable[[Setting], Section]] = {
     "loaders-memory": reading.memory,
     "linear-files": lambda s: encoding.linear(s, "files", s.size(SLIMPAJAMA, 400), "files"),
     "linear-documents": lambda s: encoding.linear(s, "documents", s.size(31_000_000, 40_000), "documents"),
+    "growth": growth,
 }
 
 

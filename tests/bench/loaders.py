@@ -42,7 +42,7 @@ Opener = Callable[[str], Iterator[Any]]
 
 def write(prefix: str, documents: str, mean: str) -> dict[str, Any]:
     """Write a pair in blocks; numpy's seed determines it."""
-    from tokenmill.tokens.formats.indexed.writer import CODES, HEADER, MAGIC, VERSION
+    from tokenmill.datasets.formats.indexed.writer import CODES, HEADER, MAGIC, VERSION
 
     random, count = np.random.default_rng(SEED), int(documents)
     Path(prefix).parent.mkdir(parents=True, exist_ok=True)

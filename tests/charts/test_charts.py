@@ -103,9 +103,10 @@ def test_helm_unittest_of_the_library() -> None:
 
 @pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.name)
 def test_a_schema_accepts_the_default_values_and_no_others(chart: Path) -> None:
-    schema = json.loads((chart / "values.schema.json").read_text())
+    root = json.loads((chart / "values.schema.json").read_text())
 
     def walk(schema: dict[str, Any], values: Any, path: str) -> None:
+        schema = root["definitions"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
         properties = schema.get("properties")
         if properties is None:
             return
@@ -115,8 +116,15 @@ def test_a_schema_accepts_the_default_values_and_no_others(chart: Path) -> None:
             if isinstance(value, dict):
                 walk(properties[key], value, f"{path}{key}.")
 
-    walk(schema, yaml.safe_load((chart / "values.yaml").read_text()), "")
-    assert {"common", "global"} <= schema["properties"].keys()
+    walk(root, yaml.safe_load((chart / "values.yaml").read_text()), "")
+    assert {"common", "global"} <= root["properties"].keys()
+
+
+@pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.name)
+def test_the_readme_describes_every_value(chart: Path) -> None:
+    table = (chart / "README.md").read_text().partition("| Key | Type | Default | Description |\n")[2]
+    rows = [line.removesuffix(" |").split(" | ") for line in table.splitlines()[1:] if line.startswith("| ")]
+    assert rows and not [row[0] for row in rows if len(row[-1]) < 8]
 
 
 @pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.name)

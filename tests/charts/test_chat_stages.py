@@ -29,23 +29,15 @@ from tokenmill.chat.encode import Rendering
 from tokenmill.chat.options import ChatOptions
 from tokenmill.chat.rows import ROLES, Conversation, read_row
 from tokenmill.chat.template import BUILTIN
+from tokenmill.cli.submit import HERE
+from tokenmill.cli.submittable import SUBMISSION_OPTIONS
 from tokenmill.packing.blend import load_blend
 from tokenmill.packing.options import PackOptions
+from tokenmill.submission.values import REFUSED
 from tokenmill.transforms.options import TransformOptions
 
 OPTIONS: dict[str, type[Any]] = {"transform": TransformOptions, "chat": ChatOptions, "pack": PackOptions}
-NOT_IN_VALUES = {
-    "worker_index",  # the index of the Job
-    "json",
-    "scratch",  # TMPDIR
-    "endpoint",  # HF_ENDPOINT of environment.configMap
-    "connections",
-    "deadline",
-    "stall_seconds",
-    "encoder_patience",
-    "txt_document",  # these stages refuse txt
-    *("on", "profiles", "job_name", "dry_run"),  # a submission
-}
+NOT_IN_VALUES = {name.removeprefix("--").replace("-", "_") for name in (*HERE, *REFUSED, *SUBMISSION_OPTIONS)}
 """Parameters of the commands for which the charts have no value."""
 
 
@@ -74,11 +66,11 @@ def test_each_option_of_the_command_has_a_value(stage: str) -> None:
     values: dict[str, dict[str, Any]] = {
         "transform": {
             "function": {"name": "rename", "arguments": {"a": "b"}},
-            "shards": {"number": 3, "compression": "zstd"},
+            "shards": {"number": 3, "compression": "zstd", "format": "parquet"},
         },
         "chat": {
             "tokenizer": {"revision": "r", "source": "file", "specialInText": "reject", "eodToken": "<e>"},
-            "train": {"turns": "all", "reasoning": False, "toolCalls": False, "end": "stop"},
+            "train": {"turns": "all", "reasoning": False, "toolCalls": False, "end": "stop", "stopTokens": "<u>"},
             "rows": {
                 **{"toolArguments": "keep", "emptyAnswer": "train", "unrendered": "allow", "separator": " "},
                 **{"promptTemplate": "{prompt}?", "strip": False, "appendEos": False, "date": "2026-01-31"},
@@ -122,8 +114,6 @@ def test_each_option_of_the_command_has_a_value(stage: str) -> None:
         if (name := parameter.name or "") not in {"help", "input", "output", *NOT_IN_VALUES}
     }
     alternatives = {"shard_size", "from_stage"}  # instead of the number of shards, and of a stream
-    alternatives |= {"metrics_listen", "metrics_push", "metrics_file"}  # variables; see test_metrics
-    alternatives |= {"notify_url_file", "notify_template"}  # variables; see test_notify
     assert {name for name, names in options.items() if not names & passed} <= alternatives
     fields = {field.name for field in dataclasses.fields(OPTIONS[stage])}
     assert fields - NOT_IN_VALUES <= options.keys()

@@ -174,7 +174,7 @@ properties:
 def test_a_stage_s_chart_is_five_manual_files(copy: Path) -> None:
     (copy / "jobs").unlink()
     shutil.copytree(ROOT / "jobs", copy / "jobs", ignore=shutil.ignore_patterns("__pycache__"))
-    entry = '    StageEntry(StageKind("toy", Files), "toyed", _PREPROCESS_NEXT, optional=True),\n'
+    entry = '    StageEntry(StageKind("toy", Files), "toyed", PREPROCESS_NEXT, optional=True),\n'
     registry = copy / "jobs/tokenmill/stages/registry.py"
     edit(registry, r"^    StageEntry\(PREPROCESS", f"{entry}    StageEntry(PREPROCESS")
     chart = copy / "charts/dataset-toy"

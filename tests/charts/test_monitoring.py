@@ -24,6 +24,7 @@ from support.rendering import ROOT, helm
 
 RUN = '{namespace="n", app_kubernetes_io_instance="r", pod="r-0"}'
 PUSHED = '{namespace="n", app_kubernetes_io_instance="r", job="megatron-training", instance="r-0"}'
+PUSHED_BY_NODE_1 = PUSHED.replace("r-0", "r-1")
 PUSHED_BY_OTHER = PUSHED.replace('"r"', '"other"')
 GPU = '{gpu="3", Hostname="node-1", pod="dcgm-x", exported_pod="r-0", exported_namespace="n"}'
 UTILIZATION = '{gpu="3", Hostname="node-1", pod="r-0", namespace="n"}'
@@ -51,6 +52,56 @@ class Case:
 
 
 CASES = {
+    "a run that failed, until it starts again": Case(
+        "TokenmillTrainingFailed",
+        {
+            # A Pushgateway keeps the end of the attempt at minute 10, after one that the operator repeated.
+            f"tokenmill_train_end_timestamp_seconds{PUSHED}": "300x9 600x80",
+            f"tokenmill_train_exit_code{PUSHED}": "143x9 2x80",
+            f"tokenmill_train_start_timestamp_seconds{PUSHED}": "0x90",
+            f"tokenmill_train_start_timestamp_seconds{RUN}": "0x8 stale _x40 3000x10",
+        },
+        fires="12m",
+        silent=("8m", "9m", "51m"),
+        summary="Training run r has failed, and its operator does not start it again.",
+        severity="critical",
+    ),
+    "a run that failed, until another attempt has succeeded": Case(
+        "TokenmillTrainingFailed",
+        {
+            f"tokenmill_train_end_timestamp_seconds{PUSHED}": "_x9 600x80",
+            f"tokenmill_train_exit_code{PUSHED}": "_x9 1x80",
+            f"tokenmill_train_end_timestamp_seconds{PUSHED_BY_NODE_1}": "_x39 2400x50",
+            f"tokenmill_train_exit_code{PUSHED_BY_NODE_1}": "_x39 0x50",
+        },
+        fires="30m",
+        silent=("8m", "41m"),
+        summary="Training run r has failed, and its operator does not start it again.",
+        severity="critical",
+    ),
+    "a run that failed a day ago, with a Pushgateway": Case(
+        "TokenmillTrainingFailed",
+        {
+            f"tokenmill_train_end_timestamp_seconds{PUSHED}": "-85000x90",
+            f"tokenmill_train_exit_code{PUSHED}": "2x90",
+        },
+        fires="10m",
+        silent=("30m",),
+        summary="Training run r has failed, and its operator does not start it again.",
+        severity="critical",
+    ),
+    "a failed pod of a PyTorchJob, without a Pushgateway": Case(
+        "TokenmillTrainingFailed",
+        {
+            f"tokenmill_train_start_timestamp_seconds{RUN}": "0x10",
+            'kube_pod_info{namespace="n", pod="r-0", created_by_kind="PyTorchJob", created_by_name="r"}': "1x60",
+            'kube_pod_status_phase{namespace="n", pod="r-0", phase="Failed"}': "0x9 1x30 0x20",
+        },
+        fires="25m",
+        silent=("9m", "15m", "45m"),
+        summary="Training run r has failed, and its operator does not start it again.",
+        severity="critical",
+    ),
     "a run without an iteration": Case(
         "TokenmillTrainingStalled",
         {

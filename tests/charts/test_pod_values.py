@@ -1,13 +1,18 @@
 """Values that the API server would refuse, or that contain secrets: refused before Helm creates a release."""
 
 import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import yaml
 
 from support.rendering import (
     HELMS,
+    REQUIRED,
     ROOT,
+    STAGES,
     documents_of,
     helm,
     render,
@@ -212,3 +217,113 @@ def test_a_render_for_apply_has_no_helm_tests() -> None:
         for program in HELMS:
             done = helm("template", "r", ROOT / "charts" / chart, "--skip-tests", "--set", settings, program=program)
             assert "Pod" not in {document["kind"] for document in documents_of(done.stdout)}, done.stderr
+
+
+def node_affinity(*requirements: dict[str, Any]) -> dict[str, Any]:
+    term = {"nodeSelectorTerms": [{"matchExpressions": list(requirements)}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": term}}
+
+
+def pod_affinity(**term: Any) -> dict[str, Any]:
+    weighted = {"weight": 1, "podAffinityTerm": {"topologyKey": "zone"} | term}
+    return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [weighted]}}
+
+
+SPREAD = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+PLACEMENTS_REFUSED: list[tuple[str, Any, str]] = [
+    ("affinity", node_affinity({"key": "pool", "operator": "in", "values": ["gpu"]}), "operator"),
+    ("affinity", node_affinity({"key": "a b", "operator": "In", "values": ["gpu"]}), "key"),
+    ("affinity", node_affinity({"key": "pool", "operator": "In"}), "values"),
+    ("affinity", node_affinity({"key": "pool", "operator": "Exists", "values": ["gpu"]}), "values"),
+    ("affinity", node_affinity({"key": "pool", "operator": "Gt", "values": ["gpu"]}), "values"),
+    ("affinity", {"nodeAffinty": {}}, "nodeAffinty"),
+    ("affinity", pod_affinity(topologyKey=""), "topologyKey"),
+    ("affinity", pod_affinity(labelSelector={"matchExpressions": [{"key": "a", "operator": "Gt"}]}), "operator"),
+    ("affinity", pod_affinity(labelSelector={"matchlabels": {}}), "matchlabels"),
+    ("tolerations", [{"key": "a b"}], "key"),
+    ("tolerations", [{"key": "a", "operator": "Exists", "value": "b"}], "value"),
+    ("tolerations", [{"operator": "Equal", "value": "b"}], "key"),
+    ("tolerations", [{"key": "a", "effect": "NoSchedule", "tolerationSeconds": 3}], "effect"),
+    ("topologySpreadConstraints", [SPREAD | {"labelSelector": {"app": "a"}}], "app"),
+    ("topologySpreadConstraints", [SPREAD | {"topologykey": "a"}], "topologykey"),
+]
+PLACEMENTS_ACCEPTED: list[tuple[str, Any]] = [
+    ("affinity", node_affinity({"key": "a.b/pool", "operator": "In", "values": ["gpu", ""]})),
+    (
+        "affinity",
+        node_affinity({"key": "pool", "operator": "DoesNotExist"}, {"key": "n", "operator": "Lt", "values": ["7"]}),
+    ),
+    ("affinity", pod_affinity(labelSelector={"matchLabels": {"a": "b"}}, namespaces=["n"], namespaceSelector={})),
+    (
+        "tolerations",
+        [{"operator": "Exists"}, {"key": "a"}, {"key": "a", "effect": "NoExecute", "tolerationSeconds": 3}],
+    ),
+    ("topologySpreadConstraints", [SPREAD | {"labelSelector": {"matchLabels": {"a": "b"}}, "minDomains": 2}]),
+]
+
+
+def test_a_placement_that_the_api_server_would_refuse_is_refused_for_every_pod() -> None:
+    charts = {"dataset-extract": ("",), "dataset-pipeline": ("", "preprocess."), "megatron-training": ("", "master.")}
+    for name, value, word in PLACEMENTS_REFUSED:
+        for chart, prefixes in charts.items():
+            more = (
+                ("tensorboard.", "dataset.buildIndex.") if (chart, name) == ("megatron-training", "tolerations") else ()
+            )
+            for prefix in (*prefixes, *more):
+                if prefix == "master." and name == "topologySpreadConstraints":
+                    continue
+                flag = f"{prefix}{name}={json.dumps(value)}"
+                done = helm("template", "r", ROOT / "charts" / chart, "--set-json", flag)
+                assert done.returncode and word in done.stderr, (chart, flag, done.stderr[-300:])
+
+
+@pytest.mark.parametrize("program", HELMS)
+def test_every_form_of_a_placement_is_accepted(program: str) -> None:
+    for name, value in PLACEMENTS_ACCEPTED:
+        flag = f"{name}={json.dumps(value)}"
+        done = helm("template", "r", ROOT / "charts/dataset-extract", *STAGE, "--set-json", flag, program=program)
+        assert done.returncode == 0, done.stderr
+        validate_manifests(done.stdout)
+
+
+OPERATOR = ("--api-versions", "monitoring.coreos.com/v1")
+
+
+def object_keys(values: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield each key whose default is an object, at any depth."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield ".".join((*path, key.replace(".", r"\.")))
+            yield from object_keys(value, (*path, key))
+
+
+def test_null_for_an_object_is_accepted_or_refused_with_its_name() -> None:
+    """A template that reads a key of null ends in a trace of the template, which helps no user."""
+    needed = ["--set", "storage.pvcName=c"]
+    own = {
+        "monitoring": [],
+        "shared-storage": ["--set", "backend=local,local.path=/srv,local.nodeName=n"],
+        "dataset-pipeline": [
+            *needed,
+            "--set",
+            "dataset.root=x,chat.enabled=true,pack.enabled=true,transform.enabled=true",
+        ],
+        "megatron-training": needed,
+    }
+    own["dataset-pipeline"] += ["--set", "chat.tokenizer.name=org/model"]
+    own |= {f"dataset-{stage}": [*needed, "--set", ",".join(REQUIRED[stage])] for stage in STAGES}
+    cases = []
+    for chart, arguments in own.items():
+        values = yaml.safe_load((ROOT / "charts" / chart / "values.yaml").read_text())
+        cases += [(chart, key, arguments) for key in object_keys(values)]
+
+    def find_trace(case: tuple[str, str, list[str]]) -> str:
+        chart, key, arguments = case
+        null = ["--set", f"{key}=null", *OPERATOR]
+        done = helm("template", "r", ROOT / "charts" / chart, *arguments, *null)
+        trace = "executing" in done.stderr or "error calling" in done.stderr
+        named = not done.returncode or key.rpartition(".")[2] in done.stderr
+        return f"{chart} {key}: {done.stderr[-300:]}" if trace or not named else ""
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(filter(None, pool.map(find_trace, cases))) == []

@@ -1,4 +1,7 @@
-"""Spot nodes: the overlays select them for all pods of a stage or run, and `master` places node 0 of a PyTorchJob."""
+"""Spot nodes: the overlays select them for all pods of a stage or run, and `master` places node 0 of a PyTorchJob.
+
+Only training pods tolerate the taint of nodes with GPUs.
+"""
 
 import json
 from typing import Any
@@ -57,7 +60,23 @@ def test_an_overlay_selects_spot_nodes_and_tolerates_their_taint(
     for pod in specs.values():
         assert selected(pod) == LABELS[overlay]
         tolerated = {(item["key"], item.get("value")) for item in pod["tolerations"]}
-        assert tolerated >= set(LABELS[overlay]) and ("nvidia.com/gpu", None) in tolerated
+        assert tolerated >= set(LABELS[overlay])
+        assert (("nvidia.com/gpu", None) in tolerated) == (chart == "megatron-training")
+
+
+@pytest.mark.parametrize(
+    ("values", "tolerations"),
+    [
+        ([], [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]),
+        (["gpu.resource=amd.com/gpu"], [{"key": "amd.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]),
+        (["gpu.resource="], None),
+        (["tolerations[0].operator=Exists"], [{"operator": "Exists"}]),
+        (["tolerations[0].key=nvidia.com/gpu"], [{"key": "nvidia.com/gpu"}]),
+    ],
+)
+def test_training_pods_tolerate_the_taint_of_their_gpus(values: list[str], tolerations: list[Any] | None) -> None:
+    arguments = [part for value in values for part in ("--set", value)]
+    assert pods(template("megatron-training", *arguments))["Master"].get("tolerations") == tolerations
 
 
 def test_master_places_node_0_alone() -> None:

@@ -10,6 +10,7 @@ import yaml
 from support.commandline import CommandResult, tokenmill
 from support.rendering import ROOT, TOOLS, arguments, command_line, parse
 from support.train import make_settings
+from tokenmill.cli.submit import HERE
 from tokenmill.cli.submittable import SUBMISSION_OPTIONS
 from tokenmill.submission.values import REFUSED, VALUES
 
@@ -36,7 +37,8 @@ COMMANDS: dict[str, list[str]] = {
         *("chat", "/data/in", "/data/out", *FILES[:5], *READING, *ENCODING, "--chat-template=chatml", "--messages=m"),
         *("--tools=t", "--role-map=a=user", "--tool-arguments=keep", "--prompt-template={prompt}?", "--separator= "),
         *("--no-strip", "--no-append-eos", "--train=last", "--no-train-reasoning", "--no-train-tool-calls"),
-        *("--train-end=stop", "--empty-answer=train", "--unrendered=allow", "--special-in-text=reject"),
+        *("--train-end=stop", "--stop-tokens=<u>", "--empty-answer=train", "--unrendered=allow"),
+        "--special-in-text=reject",
         *("--max-length=9", "--over-long=window", "--rendering=each", "--date=2026-01-31"),
     ],
     "pack": [
@@ -70,23 +72,13 @@ def test_the_pod_runs_the_command(tmp_path: Path, stage: str) -> None:
 
 @pytest.mark.parametrize("stage", COMMANDS)
 def test_each_option_of_a_stage_has_a_value_or_a_remedy(stage: str) -> None:
-    special = {"tokenizer", "keys", "role-map", "chat-template", "set", "transform"}
-    here = {
-        "worker-index",
-        "workers",
-        "json",
-        "metrics-listen",
-        "metrics-file",
-        *SUBMISSION_OPTIONS,
-        "job-name",
-        "dry-run",
-    }
+    here = {name.removeprefix("--").replace("_", "-") for name in ("workers", *HERE, *SUBMISSION_OPTIONS)}
     flags = {
         parameter.opts[0].removeprefix("--")
         for parameter in command_line().commands[stage].params
         if parameter.opts[0].startswith("--")
     }
-    assert flags - special - here - REFUSED.keys() <= VALUES[stage].keys()
+    assert flags - here - REFUSED.keys() <= VALUES[stage].keys()
     assert VALUES[stage].keys() <= flags
 
 

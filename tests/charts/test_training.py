@@ -532,7 +532,7 @@ def test_the_settings_have_a_unique_name_and_never_change() -> None:
         documents = training(**values)
         config_map = settings_of(documents)
         volumes = {volume["name"]: volume for volume in next(templates(documents))["spec"]["volumes"]}
-        assert volumes["settings"]["configMap"] == {"name": config_map["metadata"]["name"]}
+        assert volumes["settings"]["configMap"] == {"name": config_map["metadata"]["name"], "optional": True}
         assert config_map["immutable"] is True
         return config_map["metadata"]["name"]
 
@@ -567,6 +567,6 @@ def test_values_and_schema_contain_every_setting() -> None:
             field, value = fields[key], VALUES[name][key]
             if field.default_factory is msgspec.NODEFAULT:
                 assert value == field.default, f"{name}.{key} has another default in the chart"
-    assert schema["model"]["properties"]["custom"]["properties"].keys() == {
-        field.encode_name for field in msgspec.structs.fields(model.Model)
-    }
+    custom = schema["model"]["properties"]["custom"]["properties"]
+    assert custom.keys() == {field.encode_name for field in msgspec.structs.fields(model.Model)}
+    assert custom["numLayers"]["description"] == "Transformer layers", "values.yaml does not contain these keys"

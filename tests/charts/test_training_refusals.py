@@ -28,47 +28,40 @@ REFUSED = {
         {"model.size": "175b", "training.nodes": 17},
         "training.nodes=17 x training.gpusPerNode=8 = 136 GPUs is not a multiple of the GPUs of one copy of the "
         "model 175b, tensor 8 x pipeline 16 x context 1 = 128: 136 / 128 leaves a remainder of 8.\n"
-        "Set training.nodes=32 (256 GPUs), or change the values of parallelism.tensorModelParallelSize, "
-        ".pipelineModelParallelSize and .contextParallelSize.",
+        "Set training.nodes so that the GPUs are a multiple of 128, or change the values of "
+        "parallelism.tensorModelParallelSize, .pipelineModelParallelSize and .contextParallelSize.",
     ),
     "world below a copy": (
         {"model.size": "175b", "training.gpusPerNode": 6},
         "training.nodes=1 x training.gpusPerNode=6 = 6 GPUs is not a multiple of the GPUs of one copy of the model "
-        "175b, tensor 8 x pipeline 16 x context 1 = 128: 6 / 128 leaves a remainder of 6.\n"
-        "Set training.nodes=64 (384 GPUs)",
+        "175b, tensor 8 x pipeline 16 x context 1 = 128: 6 / 128 leaves a remainder of 6.\n",
     ),
     "world by values": (
         {"parallelism.contextParallelSize": 3},
-        "375m, tensor 1 x pipeline 1 x context 3 = 3: 8 / 3 leaves a remainder of 2.\nSet training.nodes=3 (24 GPUs)",
+        "375m, tensor 1 x pipeline 1 x context 3 = 3: 8 / 3 leaves a remainder of 2.\nSet training.nodes",
     ),
     "batch": (
         {"training.globalBatchSize": 33},
         "training.globalBatchSize=33 is not divisible by data parallel 8 (8 GPUs / (tensor 1 x pipeline 1 x context "
         "1 = 1)): it leaves a remainder of 1.\n"
-        "Set training.globalBatchSize=32 or 40, or remove it.",
+        "Set training.globalBatchSize to a multiple of 8, or remove it.",
     ),
     "batch of micro-batches": (
         {"training.globalBatchSize": 8, "training.microBatchSize": 4},
         "training.globalBatchSize=8 is not divisible by training.microBatchSize=4 x data parallel 8 (8 GPUs / "
         "(tensor 1 x pipeline 1 x context 1 = 1)) = 32: it leaves a remainder of 8.\n"
-        "Set training.globalBatchSize=32, or remove it.",
+        "Set training.globalBatchSize to a multiple of 32, or remove it.",
     ),
     "save interval": (
         {"training.saveInterval": 1001},
         "training.saveInterval=1001 is above training.iterations=1000: the run would not save before its end.\n"
         "Set a lower interval, or remove it: the default is a tenth of the iterations.",
     ),
-    "positions": (
-        {"model.custom.maxPositionEmbeddings": 512},
-        "the model 375m has seqLength=1024 and maxPositionEmbeddings=512: a sequence must not have more tokens than "
-        "positions.\n"
-        "Lower model.custom.seqLength to 512, or raise model.custom.maxPositionEmbeddings to 1024.",
-    ),
     "claim": (
         {"storage.pvcName": ""},
         "storage.pvcName is not set: it must name the claim that holds the data.\nAdd --set",
     ),
-    "one checkpoint": ({"checkpoint.keep": 1}, "checkpoint.keep=1 is too low"),
+    "one checkpoint": ({"checkpoint.keep": 1}, "/checkpoint/keep': minimum: got 1, want 2"),
     "gang of none": (
         {"gang.minAvailable": 2},
         "gang.minAvailable=2 is more than training.nodes=1: no pod would start.\nSet gang.minAvailable=1.",
@@ -76,6 +69,8 @@ REFUSED = {
     "gang of another engine": ({"gang.minAvailable": 1, "engine": "jobset"}, "gang.minAvailable=1 works only"),
     "outside": ({"storage.checkpointPath": "../x"}, 'storage.checkpointPath="../x" contains ".."'),
     "absolute": ({"storage.datasetPath": "/data/x"}, 'storage.datasetPath="/data/x" begins with a slash'),
+    "bucket": ({"storage.checkpointPath": "s3://b/x"}, 'storage.checkpointPath="s3://b/x" is an address'),
+    "blend in a bucket": ({"dataset.blend.all[0].path": "s3://b"}, 'dataset.blend.all="s3://b" is an address'),
     "blend outside": ({"dataset.blend.all[0].path": "/x"}, 'dataset.blend.all="/x" begins with a slash'),
     "no data": ({"storage.datasetPath": ""}, "storage.datasetPath and dataset.blend are both empty"),
     "mount": ({"storage.mountPath": "/dev"}, 'storage.mountPath="/dev" would hide files'),

@@ -586,6 +586,26 @@ def lightning_details(request):
     return result
 
 
+def titan_flat(request):
+    """Compare batches of one dimension, which torchtitan's main branch reads since August 2026, with the samples."""
+    from tokenmill.loaders.titan import TitanLoader
+
+    same = []
+    for documents in ("none", "positions"):
+        config = TitanLoader.Config(dataset_path=request["pair"], documents=documents)
+        arguments = {"dp_world_size": 1, "dp_rank": 0, "tokenizer": None, "max_context_length": SEQ_LENGTH}
+        loader = config.build(num_tokens_per_batch=2 * SEQ_LENGTH, **arguments)
+        inputs, labels = next(iter(loader))
+        loader.close()
+        opened = tokenmill.data.open(request["pair"], seq_length=SEQ_LENGTH, documents=documents).batch([0, 1])
+        same += [
+            inputs["input"].tolist() == opened.tokens.flatten().tolist(),
+            inputs["positions"].tolist() == opened.position_ids.flatten().tolist(),
+            labels.tolist() == opened.masked_labels().flatten().tolist(),
+        ]
+    return [*same, refuse(config.build, num_tokens_per_batch=2 * SEQ_LENGTH + 1, **arguments)]
+
+
 @check
 def titan_details(request):
     """Refusals and positions of torchtitan's loader."""
@@ -600,6 +620,7 @@ def titan_details(request):
     return {
         "positions": [inputs["positions"].tolist() == opened.position_ids.tolist(), sorted(inputs)],
         "labels": labels.tolist() == opened.masked_labels().tolist(),
+        "flat": titan_flat(request),
         "refusals": [
             refuse(build, dataset_path=None),
             refuse(build, documents="mask"),

@@ -97,6 +97,18 @@ def test_torch_and_torchtitan(request_data: dict[str, Any], tmp_path: Path) -> N
     assert results["bridge_fields"] == []
 
 
+def test_torchtitan_of_its_main_branch(
+    request_data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TOKENMILL_TORCHTITAN names a checkout, whose dependencies the frameworks' environment must have (grain)."""
+    if not (checkout := os.environ.get("TOKENMILL_TORCHTITAN")):
+        pytest.skip("TOKENMILL_TORCHTITAN names no checkout of torchtitan")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([checkout, os.environ.get("PYTHONPATH", "")]))
+    results = run(request_data, tmp_path, ["titan_loader", "titan_details"])
+    check_cases(results["titan_loader"])
+    check_titan(results["titan_details"])
+
+
 def test_transformers(request_data: dict[str, Any], tmp_path: Path) -> None:
     results = run(request_data, tmp_path, ["hf_trainer", "hf_details"])
     check_cases(results["hf_trainer"])
@@ -162,6 +174,8 @@ def check_torch_messages(details: dict[str, Any]) -> None:
 def check_titan(details: dict[str, Any]) -> None:
     assert details["positions"] == [True, ["input", "positions"]]
     assert details["labels"]
+    *same, uneven = details["flat"]
+    assert same == [True] * 6 and "are not divisible by" in uneven
     no_source, documents, other = details["refusals"]
     assert no_source.startswith("the data loader has no source")
     assert documents.startswith("invalid documents 'mask'")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tokenmill.tokens.formats.indexed.reader import IndexedReader
+from tokenmill.datasets.formats.indexed.reader import IndexedReader
 
 HERE = Path(__file__).parent
 CASES = json.loads((HERE / "samples.json").read_text())["cases"]
@@ -68,6 +68,7 @@ def response(prefixes: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
     return json.loads((directory / "response.json").read_text())
 
 
+@pytest.mark.every_change
 @pytest.mark.parametrize("name", INPUTS)
 def test_indexed_dataset_returns_the_same_sequences(
     name: str, prefixes: dict[str, Path], response: dict[str, Any]
@@ -81,6 +82,7 @@ def test_indexed_dataset_returns_the_same_sequences(
     assert expected["dtype"] == reader.dtype.name
 
 
+@pytest.mark.every_change
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda i: f"{CASES[i]['name']}, {CASES[i]['part']}")
 def test_gpt_dataset_returns_the_same_samples(number: int, response: dict[str, Any]) -> None:
     case, samples = CASES[number], response["samples"][number]

@@ -155,6 +155,7 @@ def run_megatron(cases: list[dict[str, Any]], directory: Path) -> list[dict[str,
     return answers
 
 
+@pytest.mark.every_change
 def test_samples_equal_those_of_gpt_dataset(tmp_path: Path) -> None:
     drawn = draw_cases(make_pairs(tmp_path))
     cases = [case for case in drawn if can_build(case)]

@@ -75,10 +75,13 @@ def cases() -> Iterator[Any]:
     """Yield the cases of the fast run, and all; the cases of one tokenizer run on one worker of pytest."""
     for name, mode in FAST.items():
         yield pytest.param(name, mode, id=f"{name}-{'-'.join(map(str, mode))}")
-    for name, mode in ALL:
-        group = pytest.mark.xdist_group(f"vectors of {VECTORS[name]['tokenizer']}")
-        parameters = f"all-{name}-{'-'.join(map(str, mode))}"
-        yield pytest.param(name, mode, id=parameters, marks=[pytest.mark.conformance, group])
+    for number, name in enumerate(VECTORS):
+        modes = encoding_modes(number)
+        for position, mode in enumerate(modes):
+            marks = [pytest.mark.conformance, pytest.mark.xdist_group(f"vectors of {VECTORS[name]['tokenizer']}")]
+            if position == number % len(modes):  # each encoder in turn
+                marks.append(pytest.mark.every_change)
+            yield pytest.param(name, mode, id=f"all-{name}-{'-'.join(map(str, mode))}", marks=marks)
 
 
 def test_the_cases_have_every_pair_of_settings() -> None:

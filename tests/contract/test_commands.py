@@ -1,18 +1,24 @@
 """The command line as Kubernetes and scripts use it: help, exit codes, machine-readable output, start-up."""
 
+import dataclasses
 import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 from support.commandline import CommandResult, data_of, run_many, tokenmill
 from support.corpus import TOKENIZER
-from tokenmill import __version__, errors
+from tokenmill import __version__, errors, options
+from tokenmill.chat import options as chat_options
 from tokenmill.cli import commands as registered
+from tokenmill.corpus import options as corpus_options
+from tokenmill.packing import options as packing_options
+from tokenmill.tokens import options as tokens_options
+from tokenmill.transforms import options as transform_options
 
 COMMANDS = (
     "sample",
@@ -119,6 +125,7 @@ def test_exit_codes_of_the_errors_are_the_contract_with_kubernetes() -> None:
         "RequestError": 2,
         "MachineError": 2,
         "InputError": 2,
+        "TemplateLimit": 2,
         "TransientError": 1,
         "Superseded": 1,
         "Stopped": 143,
@@ -216,7 +223,7 @@ REFUSED = {
     ("preprocess", "corpus", "--tokenizer", "t", "--revision", "main", "--sample", "2"): "Invalid value for "
     "--revision, --sample: it needs a source such as hf://datasets/ORG/NAME, but corpus is a path",
     ("extract", "corpus", "--prefer", "zst"): "'zst' is not one of compressed, plain",
-    ("extract", "corpus", "corpus/0.jsonl/out"): "cannot use",
+    ("extract", "corpus", "corpus/0.jsonl/out"): "cannot open corpus/0.jsonl/out: Not a directory; choose another path",
     ("concatenate", "corpus", "out", "--target-files", "9"): "choose 4 or fewer",
     ("status", "corpus"): "no stage of tokenmill was started",
     ("verify", "corpus"): "corpus",
@@ -393,6 +400,30 @@ def test_wide_zstd_windows_are_read_on_request(tmp_path: Path) -> None:
     )
     assert tokenmill("extract", source, tmp_path / "out", "--zstd-window", "2GiB").code == 0
     assert set(data_of(tmp_path / "out").values()) == {b'{"text": "a"}\n'}
+
+
+def test_a_size_has_one_meaning_in_every_option() -> None:
+    """A unit is a power of 1024, with and without an i: 1MB is 1,048,576 bytes."""
+    groups = {
+        group
+        for module in (options, corpus_options, tokens_options, transform_options, packing_options, chat_options)
+        for group in vars(module).values()
+        if isinstance(group, type) and dataclasses.is_dataclass(group)
+    }
+    parsers = {
+        name: option.parse
+        for group in groups
+        for name, hint in get_type_hints(group, include_extras=True).items()
+        for option in getattr(hint, "__metadata__", ())
+        if name.endswith(("_size", "_window")) and option.parse
+    }
+    assert sorted(parsers) == ["max_record_size", "shard_size", "zstd_window"]
+    for parse in parsers.values():
+        for text, size in {"1MB": 1 << 20, "1 mb": 1 << 20, "1.5MiB": 3 << 19, "2GB": 2 << 30, "1000": 1000}.items():
+            assert parse(text) == size
+        for text in ("0", "1e6", "-1", "big", "9" * 5000, "3000PB"):
+            with pytest.raises(ValueError, match=r"is not (a size; write it as|between 1 and)"):
+                parse(text)
 
 
 def test_invalid_formats_and_sizes_are_usage_errors(tmp_path: Path) -> None:

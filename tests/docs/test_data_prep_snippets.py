@@ -14,7 +14,7 @@ from support.chat import conversations, lines, make_tokenizer
 from support.corpus import text
 from support.rendering import ROOT
 from tokenmill import data_prep
-from tokenmill.tokens.formats.indexed.reader import IndexedReader
+from tokenmill.datasets.formats.indexed.reader import IndexedReader
 
 pytestmark = pytest.mark.slow
 

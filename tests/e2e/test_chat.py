@@ -164,6 +164,7 @@ def disturbed(place: Namespace, files: Path) -> dict[str, set[str]]:
     return killed
 
 
+@pytest.mark.every_change
 @pytest.mark.parametrize(("stage", "folder"), [("transform", "transformed"), ("chat", "chat"), ("pack", "packed")])
 def test_killed_pods_change_no_byte(
     stage: str, folder: str, disturbed: dict[str, set[str]], place: Namespace, expected: Path

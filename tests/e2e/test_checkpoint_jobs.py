@@ -130,6 +130,7 @@ def replace_last_checkpoint(namespace: Namespace, source: str, target: str) -> N
     namespace.user.check(f'kubectl exec look -- python -c "{program}"')
 
 
+@pytest.mark.every_change
 def test_a_run_waits_for_its_weights_and_becomes_a_model(
     namespace: Namespace, model: dict[str, StoredTensor], settings: str
 ) -> None:

@@ -106,6 +106,7 @@ def disturbed(slow_hub: Namespace) -> Path:
     return output
 
 
+@pytest.mark.every_change
 def test_a_disturbed_run_gives_the_bytes_of_a_local_run(disturbed: Path, hub_files: Path, tmp_path: Path) -> None:
     with serve(hub_files) as hub:
         run_checked("download", f"hf://datasets/{DATASET}", tmp_path / "alone", "--sample", FILES, hub=hub)

@@ -226,6 +226,7 @@ def test_the_tables_name_text_of_the_documents(name: str) -> None:
         assert any(change.original in text for text in texts), f"no command of {name}.md contains {change.original!r}"
 
 
+@pytest.mark.every_change
 @pytest.mark.parametrize("heading", headings("aks"))
 def test_the_aks_guide(aks: Reader, heading: str) -> None:
     aks.read_to(heading)
@@ -262,6 +263,7 @@ def test_the_outputs_are_where_the_guide_has_them(prepared: Namespace) -> None:
     assert len(list((prepared.data / "slimpajama" / "preprocessed").glob("*.bin"))) == 72
 
 
+@pytest.mark.every_change
 def test_the_bytes_equal_those_of_a_local_run(prepared: Namespace, undisturbed: Path) -> None:
     assert_same(content(prepared.data / "slimpajama"), content(undisturbed))
 

@@ -82,6 +82,7 @@ def corpus(with_hub: Namespace) -> str:
     return line
 
 
+@pytest.mark.every_change
 def test_a_stage_starts_after_the_previous_stage(corpus: str, with_hub: Namespace) -> None:
     jobs = {stage: with_hub.job(f"corpus-{stage}-0") for stage in RAN}
     starts: dict[str, list[str]] = {stage: [] for stage in RAN}
@@ -93,6 +94,7 @@ def test_a_stage_starts_after_the_previous_stage(corpus: str, with_hub: Namespac
         assert complete <= jobs[after]["metadata"]["creationTimestamp"] <= min(starts[after])
 
 
+@pytest.mark.every_change
 def test_the_bytes_equal_those_of_a_local_run(
     corpus: str, with_hub: Namespace, hub_files: Path, tmp_path: Path
 ) -> None:

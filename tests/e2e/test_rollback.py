@@ -1,11 +1,12 @@
 """A rollback to the running values keeps the run: after a refused `helm upgrade`, and on a user's request."""
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from e2e.cluster import CLAIM, Namespace, wait_for
+from e2e.cluster import CLAIM, Namespace, node_name, wait_for
 from e2e.corpus import DATASET
 from e2e.training import Training, make_dataset, run_after_pause
 
@@ -38,6 +39,7 @@ def identity(training: Training) -> tuple[str, set[str]]:
     return training.run()["metadata"]["uid"], {pod["metadata"]["uid"] for pod in training.pods()}
 
 
+@pytest.mark.every_change
 def test_a_refused_upgrade_is_rolled_back_and_the_run_continues(place: Namespace, helm: str) -> None:
     run = Training(place, f"refused-{helm}")
     run.install(100_000, "--set training.saveInterval=5", step=0.1)
@@ -85,6 +87,102 @@ def test_a_rollback_to_another_run_replaces_the_pods(place: Namespace) -> None:
     reached = run.iteration()
     run.wait_for_iteration(reached + 10)
     run.account.check("helm uninstall back")
+
+
+def wait_for_run_of(run: Training, selector: dict[str, str] | None) -> None:
+    """Wait until all pods run, have this node selector, and save a checkpoint."""
+
+    def replaced() -> bool:
+        pods = run.pods()
+        running = [pod for pod in pods if pod["status"].get("phase") == "Running"]
+        return len(running) == 2 and all(pod["spec"].get("nodeSelector") == selector for pod in pods)
+
+    assert wait_for(replaced, 240), run.describe()
+    reached = run.iteration()
+    run.wait_for_iteration(reached + 6)
+
+
+def wait_for_pending(run: Training, label: str) -> None:
+    """Wait until the pods of a run wait for a node with a label."""
+
+    def pending() -> bool:
+        pods = run.pods()
+        return len(pods) == 2 and all(
+            pod["status"].get("phase") == "Pending" and label in pod["spec"].get("nodeSelector", {}) for pod in pods
+        )
+
+    assert wait_for(pending, 120), run.describe()
+
+
+@pytest.fixture
+def label(place: Namespace) -> Iterator[str]:
+    """Return a label that no node has, and remove it from all nodes."""
+    name = f"waits-{place.name}"
+    yield name
+    place.admin.run(f"kubectl label nodes --all {name}-")
+
+
+EVERY_5 = "--set training.saveInterval=5"
+
+
+@pytest.mark.every_change
+def test_pods_that_start_after_a_rollback_are_replaced(place: Namespace, label: str) -> None:
+    """The rollback deleted the settings of the pods, which get their node only then."""
+    run = Training(place, "late")
+    run.install(100_000, EVERY_5, step=0.1)
+    run.wait_for_iteration(5)
+    run.account.check(f"helm upgrade {run.command(90_000, EVERY_5, f'--set nodeSelector.{label}=yes', step=0.1)}")
+    wait_for_pending(run, label)
+    run.account.check("helm rollback late 1")
+    wait_for_pending(run, label)
+    run.account.check(f"kubectl label node {node_name(place.admin)} {label}=yes")
+    wait_for_run_of(run, None)
+    run.account.check("helm uninstall late")
+
+
+def test_an_upgrade_replaces_pods_that_a_rollback_left(place: Namespace, label: str) -> None:
+    run = Training(place, "left")
+    run.install(100_000, EVERY_5, step=0.1)
+    run.wait_for_iteration(5)
+    run.account.check(f"helm upgrade {run.command(90_000, EVERY_5, f'--set nodeSelector.{label}=yes', step=0.1)}")
+    wait_for_pending(run, label)
+    run.account.check("helm rollback left 1")
+    run.account.check("helm upgrade left charts/megatron-training --reset-then-reuse-values")
+    wait_for_run_of(run, None)
+    before = identity(run)
+    run.account.check("helm upgrade left charts/megatron-training --reset-then-reuse-values")
+    assert identity(run) == before, "the pods belong to the release now, and stay"
+    run.account.check("helm uninstall left")
+
+
+@pytest.mark.parametrize("engine", ["pytorchjob", "jobset", "trainjob"], indirect=True)
+def test_a_rollback_replaces_pending_pods_on_request(place: Namespace, label: str, engine: str) -> None:
+    run = Training(place, f"cleared-{engine}", engine)
+    clear = f"{EVERY_5} --set job.onRollback=clear"
+    run.install(100_000, clear, step=0.1)
+    run.wait_for_iteration(5)
+    run.account.check(f"helm upgrade {run.command(90_000, clear, f'--set nodeSelector.{label}=yes', step=0.1)}")
+    wait_for_pending(run, label)
+    run.account.check(f"helm rollback {run.name} 1")
+    wait_for_run_of(run, None)
+    run.account.check(f"helm uninstall {run.name}")
+
+
+@pytest.mark.parametrize("engine", ["jobset", "trainjob"], indirect=True)
+def test_a_rollback_of_an_immutable_run_fails_and_changes_nothing(place: Namespace, engine: str) -> None:
+    run = Training(place, f"kept-{engine}", engine)
+    run.install(100_000, EVERY_5, step=0.1)
+    run.wait_for_iteration(5)
+    run.account.check(f"helm upgrade {run.command(90_000, EVERY_5, step=0.1)}")
+    reached = run.iteration()
+    run.wait_for_iteration(reached + 6)
+    before = identity(run)
+    ended = run.account.run(f"helm rollback {run.name} 1")
+    assert ended.code and "immutable" in ended.err, ended.err
+    reached = run.iteration()
+    run.wait_for_iteration(reached + 20)
+    assert identity(run) == before, "the pods of the current run do not follow a rollback that failed"
+    run.account.check(f"helm uninstall {run.name}")
 
 
 def test_a_rollback_keeps_a_job_on_request(namespace: Namespace, hub_files: Path, helm: str) -> None:

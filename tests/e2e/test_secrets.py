@@ -97,6 +97,7 @@ def decode(value: bytes) -> bytes:
         return value
 
 
+@pytest.mark.every_change
 def test_a_planted_token_is_only_in_its_secret(helm_outputs: dict[str, str], namespace: Namespace) -> None:
     forms = [
         form for token in (TOKEN, WRONG) for form in (token.encode(), base64.b64encode(token.encode()).rstrip(b"="))

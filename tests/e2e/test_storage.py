@@ -211,6 +211,7 @@ def run_in_pod(namespace: Namespace, name: str, *arguments: str) -> str:
         user.check(f"kubectl delete pod {pod} --grace-period=1 --timeout=60s")
 
 
+@pytest.mark.every_change
 def test_a_directory_is_written_and_outlives_its_release(namespace: Namespace) -> None:
     directory = namespace.data / "own"
     directory.mkdir()

@@ -26,6 +26,7 @@ def place(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> Nam
     return namespace
 
 
+@pytest.mark.every_change
 @pytest.mark.parametrize("engine", ["pytorchjob", "jobset"], indirect=True)
 def test_two_pods_meet_and_reach_the_target(place: Namespace, engine: str) -> None:
     run = Training(place, f"meet-{engine}", engine)
@@ -40,6 +41,7 @@ def test_two_pods_meet_and_reach_the_target(place: Namespace, engine: str) -> No
     run.assert_exact(20)
 
 
+@pytest.mark.every_change
 def test_one_fault_after_another(place: Namespace) -> None:
     """A damaged tracker, an interrupted save, an early exit with 0, an exception: only unsaved iterations are lost."""
     run = Training(place, "faults")

@@ -32,6 +32,7 @@ def wait_for_new_pods(run: Training, before: set[str]) -> None:
     assert wait_for(lambda: len(pod_ids(run)) == 2 and before.isdisjoint(pod_ids(run)), 120), run.describe()
 
 
+@pytest.mark.every_change
 def test_a_trainjob_survives_faults_and_changes(place: Namespace) -> None:
     """An unchanged upgrade, a forced deletion, an eviction and a changed upgrade, one after the other."""
     run = Training(place, "faults", "trainjob")

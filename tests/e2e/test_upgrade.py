@@ -124,6 +124,7 @@ def test_a_job_is_changed_twice_and_rolled_back(namespace: Namespace, helm: str)
     assert job["spec"]["completions"] == 2
 
 
+@pytest.mark.every_change
 def test_a_run_is_changed_rolled_back_and_installed_again(slow_hub: Namespace, hub_files: Path, tmp_path: Path) -> None:
     output = slow_hub.data / "moving"
     line = f"moving charts/dataset-download {SETTINGS} --set dataset.outputPath=moving --set dataset.connections=1"

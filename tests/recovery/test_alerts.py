@@ -4,7 +4,6 @@ The thresholds are those of the chart except for seconds instead of minutes.
 """
 
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from support.commandline import finish, start, tokenmill
 from support.corpus import TOKENIZER
 from support.disk import Disk
 from support.hub import Fault, Hub
-from support.metrics import free_port, scrape_until
+from support.metrics import free_port, start_pushgateway
 from support.prometheus import needs_prometheus, render_rules, scrape_port, start_prometheus
 from support.train import Job, kill_with_ranks, wait_for
 
@@ -31,14 +30,8 @@ def rules() -> dict[str, Any]:
 
 @pytest.fixture
 def gateway() -> Iterator[int]:
-    """Run a Pushgateway, and return its port."""
-    port = free_port()
-    command = ["prometheus-pushgateway", f"--web.listen-address=127.0.0.1:{port}"]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    scrape_until(port, lambda metrics: True)
-    yield port
-    process.terminate()
-    process.wait()
+    with start_pushgateway() as port:
+        yield port
 
 
 def test_a_run_that_hangs(job: Callable[..., Job], rules: dict[str, Any], tmp_path: Path) -> None:
@@ -56,6 +49,32 @@ def test_a_run_that_hangs(job: Callable[..., Job], rules: dict[str, Any], tmp_pa
         finally:
             code = node.wait(120)  # the supervisor ends a run that hangs
         assert code == 143
+        prometheus.wait_for_query("absent(ALERTS)")
+
+
+@pytest.mark.parametrize("reason", ["data", "trainer"])
+def test_a_run_that_fails(
+    job: Callable[..., Job], rules: dict[str, Any], gateway: int, tmp_path: Path, reason: str
+) -> None:
+    """The process ends between two scrapes, so its end is pushed, also if its settings or data are refused."""
+    run = job()
+    group = "metrics/job/megatron-training/namespace/night/app_kubernetes_io_instance/run"
+    run.variables |= {"TOKENMILL_METRICS_PUSH": f"http://127.0.0.1:{gateway}/{group}"}
+    scrape = scrape_port(gateway) | {"honor_labels": True}
+    settings = run.settings
+    if reason == "data":
+        run.settings = settings | {"dataset": {"path": str(tmp_path / "nowhere"), "split": "90,5,5"}}
+    else:
+        run.fault("memory.always")
+    with start_prometheus(tmp_path / "prometheus", [scrape], rules) as prometheus:
+        assert run.once()[0] == 2, run.log()
+        prometheus.wait_for_alert("TokenmillTrainingFailed")
+        (alert,) = prometheus.request("alerts")["alerts"]
+        assert alert["labels"]["namespace"] == "night"
+        run.settings = settings
+        for fault in run.faults.iterdir():
+            fault.unlink()
+        assert run.once()[0] == 0, run.log()
         prometheus.wait_for_query("absent(ALERTS)")
 
 

@@ -37,7 +37,8 @@ import os, signal
 import tokenmill.tokens.unit_tokenizer as unit
 from tokenmill.cli import main
 
-unit.JOURNAL_SECONDS, write, written = 0.0, unit.UnitTokenizer._write_journal, []
+unit.JOURNAL_SECONDS = unit.JOURNAL_FACTOR = 0.0
+write, written = unit.UnitTokenizer._write_journal, []
 
 def write_and_kill(self):
     write(self)
@@ -151,6 +152,25 @@ def test_a_unit_continues_at_its_first_unfinished_file(
     forge.complete(command, watch=str(source), opened=str(opened))
     files = sorted(source.iterdir())
     assert str(files[-1]) in opened.read_text() and str(files[0]) not in opened.read_text()
+    assert_same_tree(output, tree(reference))
+
+
+@pytest.mark.parametrize("name", ["bin-0", "bin-1", "idx-0.lengths", "rejected"])
+def test_a_resumed_unit_keeps_only_the_bytes_that_were_written(
+    forge: Forge, source: Path, options: list[Any], prepared: Path, tmp_path: Path, name: str
+) -> None:
+    """A file of the killed attempt has other bytes than its journal records, so the unit starts again."""
+    output, reference = (Path(shutil.copytree(prepared, tmp_path / name)) for name in ("out", "reference"))
+    more = [*options, "--target-files", 1, "--processes", 1]
+    forge.complete(["chat", source, reference, *more])
+    command = ["chat", source, output, *more]
+    killed = subprocess.run([sys.executable, "-c", KILLED, *map(str, command)], env=environment(), check=False)
+    assert killed.returncode == -signal.SIGKILL
+    (kept,) = output.glob(f".tokenmill/chat/attempts/*/{name}")
+    data = bytearray(kept.read_bytes())
+    data[7] ^= 1
+    kept.write_bytes(data)
+    forge.complete(command)
     assert_same_tree(output, tree(reference))
 
 

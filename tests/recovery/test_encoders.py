@@ -103,6 +103,23 @@ def test_encoders_end_with_a_run_that_is_killed(
         time.sleep(0.01)
 
 
+def test_many_tiny_files_in_one_unit(forge: Forge, prepared: Path, tmp_path: Path) -> None:
+    """Their requests and results exceed the buffers of a socket: neither process waits for the other one's message."""
+    records = [f'{{"text": "document {number:08d} of a unit with many files"}}\n' for number in range(28_000)]
+    source, together = tmp_path / "in", tmp_path / "together.jsonl"
+    source.mkdir()
+    together.write_text("".join(records))
+    for number, record in enumerate(records):
+        (source / f"{number:05d}.jsonl").write_text(record)
+    pairs = []
+    for name, path in (("one", together), ("many", source)):
+        shutil.copytree(prepared, tmp_path / name)
+        run = forge.start(tokenize(path, tmp_path / name))
+        assert run.wait(600) == 0, run.output
+        pairs.append({path.suffix: path.read_bytes() for path in (tmp_path / name).glob("*_text_document.*")})
+    assert pairs[0] == pairs[1]
+
+
 def test_a_difference_stops_the_run(forge: Forge, prepared: Path, tmp_path: Path) -> None:
     """gigatoken differs on characters of newer Unicode versions; this test removes the guard from its verdict."""
     source, output = tmp_path / "a.jsonl", tmp_path / "out"
@@ -195,7 +212,7 @@ def encode_on_each(
         ids = []
         for slot in slots:
             (column,), (counts,), refused = slot.result()
-            assert (counts.documents, refused) == (50, "")
+            assert (counts.documents, refused) == (50, None)
             ids.append(bytes(slot.ids.data[column.start : column.start + column.size]))
         return ids
 

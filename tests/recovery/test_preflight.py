@@ -53,8 +53,11 @@ def refused(tmp_path: Path, tokenized: Path) -> Callable[..., str]:
             {"model": {**SMALL, "maxPositionEmbeddings": 16}},
             "sequence length 32 is longer than 16 position embeddings",
         ),
+        (
+            {"model": {**SMALL, "numExperts": 4, "expertsPerToken": 1, "addBiasLinear": False}},
+            "expertsPerToken is 1, which Megatron-LM supports only if",
+        ),
         ({"checkpoint": {"saveInterval": 41}}, "saveInterval 41 is above iterations 40"),
-        ({"checkpoint": {"keep": 1}}, "checkpoint.keep is 1"),
         ({"model": LARGE, "gpu": {"memoryGib": 80}}, "do not fit into 75.2 GiB (80 GiB less 6% for CUDA"),
         ({"training": {"iterations": 0}}, "training.iterations is 0"),
         ({"training": {"iteratoins": 10}}, "iteratoins"),

@@ -1,10 +1,12 @@
 """SIGTERM in the first minute of a pod is a failure: Kubernetes repeats exit code 143 without a limit."""
 
+import json
+import os
 from pathlib import Path
 
 import pytest
 
-from support.commandline import finish, start
+from support.commandline import finish, start, tokenmill
 from support.hub import Fault, Hub
 
 
@@ -25,3 +27,19 @@ def test_a_stop_soon_after_the_start_is_a_failure(tmp_path: Path, where: str, se
         result = finish(process)
     assert result.code == code, result.err
     assert "run the same command again" in result.err
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+@pytest.mark.parametrize(("seconds", "code"), [("600", 1), ("", 143)], ids=["early", "no-pod"])
+def test_a_stop_while_a_command_starts_has_a_message(tmp_path: Path, name: str, seconds: str, code: int) -> None:
+    """The signal arrives during an import: the command finds this `typer` before the installed one."""
+    text = f"import os, signal, time\nos.kill(os.getpid(), signal.{name})\ntime.sleep(60)\n"
+    (tmp_path / "typer.py").write_text(text)
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    variables = {"PYTHONPATH": path, "TOKENMILL_EARLY_STOP_SECONDS": seconds}
+    message = f"stopped by {name}; run the same command again"
+    result = tokenmill("extract", tmp_path, real_backoff=True, **variables)
+    assert (result.code, result.err) == (code, f"error: {message}\n")
+    result = tokenmill("extract", tmp_path, "--json", real_backoff=True, **variables)
+    assert result.code == code
+    assert json.loads(result.err) == {"event": "error", "message": message, "exit_code": code}

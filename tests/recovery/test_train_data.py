@@ -51,7 +51,7 @@ def test_a_checkpoint_with_other_data_is_refused(job: Callable[..., Job], tokeni
         for iterations in (20, 40):  # also when the run has already reached its target
             run.settings["training"]["iterations"] = iterations
             code, log = run.once()
-            assert code == 2 and f"\n  - {difference}" in log and "dataset.allowChange" in log, log
+            assert code == 2 and f"\n|   - {difference}" in log and "dataset.allowChange" in log, log
     assert tree(run.checkpoints) == before
 
 
@@ -68,7 +68,7 @@ def test_an_allowed_change_of_data_is_recorded_with_its_iteration(
     for parts in (((tokenized, 1), (other, 1)), ((other, 1), (tokenized, 3))):  # other weights, another order
         run.settings["dataset"] = blend(*parts)
         code, log = run.once()
-        assert code == 2 and f"\n  - blend: all 75.0000% {tokenized} + 25.0000% {other} -> " in log, log
+        assert code == 2 and f"\n|   - blend: all 75.0000% {tokenized} + 25.0000% {other} -> " in log, log
     run.settings["dataset"] = {"path": str(tokenized), "split": "90,5,5"}
     assert run.once()[0] == 2, "the data of the newest checkpoint counts, not the data of an older one"
     run.settings["dataset"] = blend((tokenized, 0.75), (other, 0.25))

@@ -2,6 +2,9 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from support.commandline import run_in_process
 from support.train import (
     TRAINER,
     Job,
@@ -27,13 +31,6 @@ from tokenmill.training.runtime.rendezvous import Rendezvous
 # -- exit codes
 
 
-def test_insufficient_memory_is_permanent(job: Callable[..., Job]) -> None:
-    run = job()
-    run.fault("memory.always")
-    code, log = run.once()
-    assert code == 2 and "CUDA out of memory" in last_line(log)
-
-
 def test_insufficient_memory_after_progress_is_transient(job: Callable[..., Job]) -> None:
     run = job(step=0.02)
     node = run.start()
@@ -42,6 +39,52 @@ def test_insufficient_memory_after_progress_is_transient(job: Callable[..., Job]
     assert node.wait(30) == 143
     assert run.once()[0] == 0
     run.assert_exact()
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"), [("memory", "training.microBatchSize"), ("kill", "memory limit of the pods")]
+)
+def test_a_lack_of_memory_is_explained(job: Callable[..., Job], kind: str, word: str) -> None:
+    run = job(step=0.05)
+    if kind == "memory":
+        run.fault("memory.always")
+        run.once()
+    else:
+        node = run.start()
+        wait_for(run, "iteration        3/")
+        launcher = next(int(child.parent.name) for child in children(node.pid))
+        rank = next(int(child.parent.name) for child in children(launcher))
+        os.kill(rank, signal.SIGKILL)
+        assert node.wait(60) == 143
+    assert word in last_line(run.log()), last_line(run.log())
+
+
+def list_checkpoints(run: Job) -> dict[int, bool]:
+    """Return the iterations of the complete checkpoints, and whether they are marked."""
+    listed = run_in_process("checkpoint", "list", run.checkpoints, "--json").result["checkpoints"]
+    return {saved["iteration"]: saved["before_nan"] for saved in listed if saved["complete"]}
+
+
+def test_checkpoints_before_nan_are_no_progress_and_replace_no_good_one(job: Callable[..., Job]) -> None:
+    """Each attempt saves one iteration later than the one before, because the next iteration has NaN."""
+    run = job(step=0.02, checkpoint__keep=2, supervision__attemptsWithoutProgress=1)
+    for iteration in (12, 13, 14):
+        run.fault(f"nan-exit.at{iteration + 1}.rank1")
+        node = run.start()
+        assert node.wait(60) == 143
+        log = run.log()
+        assert "Unexpected result nan on rank 1" in last_line(log)
+        found = list_checkpoints(run)
+        assert {5: False, 10: False}.items() <= found.items(), found
+        assert found[max(found)] and max(found) == iteration, found
+        assert f"the checkpoint of iteration {iteration} was saved because the next iteration had NaN" in log
+    code, log = run.once()
+    assert code == 2
+    assert "2 attempts in a row started at iteration 10, or at a checkpoint after it" in last_line(log), last_line(log)
+    run.settings["training"]["learningRate"] = 1e-5
+    assert run.once()[0] == 0
+    run.assert_exact()
+    assert list_checkpoints(run) == {35: False, 40: False}
 
 
 def test_a_bad_argument_after_progress_is_permanent(job: Callable[..., Job]) -> None:
@@ -104,7 +147,7 @@ def test_exit_0_after_progress_is_not_counted(job: Callable[..., Job]) -> None:
 
 
 def test_all_output_is_printed_and_the_last_line_is_an_error(job: Callable[..., Job]) -> None:
-    run = job(step=0.02)
+    run = job(step=0.1)
     node = run.start()
     wait_for(run, "iteration        3/")
     run.fault("noise")
@@ -148,6 +191,43 @@ def test_a_node_saves_and_ends_once_its_release_names_another_run(job: Callable[
     assert node.wait(60) == 143
     assert "the release now names run theirs, but this is run mine" in run.log()
     assert run.result()[0] >= 3, "the node saves before it ends"
+
+
+def test_a_node_of_another_run_waits_for_its_release(job: Callable[..., Job], tmp_path: Path) -> None:
+    """A machine may have an outdated ConfigMap when a pod starts."""
+    current = tmp_path / "run"
+    current.write_text("older")
+    run = job()
+    run.variables |= {"TOKENMILL_RUN": "mine", "TOKENMILL_RUN_FILE": str(current)}
+    node = run.start()
+    wait_for(run, "the release names run older, but this is run mine: waiting for the release")
+    assert not run.checkpoints.exists()
+    current.write_text("mine")
+    assert node.wait(60) == 0, run.log()
+
+
+def test_sigterm_ends_a_node_that_waits_for_its_release(job: Callable[..., Job], tmp_path: Path) -> None:
+    current = tmp_path / "run"
+    current.write_text("theirs")
+    run = job()
+    run.variables |= {"TOKENMILL_RUN": "mine", "TOKENMILL_RUN_FILE": str(current)}
+    node = run.start()
+    wait_for(run, "waiting for the release")
+    node.terminate()
+    assert node.wait(30) == 143
+
+
+def test_a_node_whose_settings_a_rollback_deleted_trains_nothing(job: Callable[..., Job], tmp_path: Path) -> None:
+    """The pod of a rolled-back run starts late: the release names another run, and its settings are gone."""
+    current = tmp_path / "run"
+    current.write_text("theirs")
+    run = job()
+    variables = os.environ | {"TOKENMILL_RUN": "mine", "TOKENMILL_RUN_FILE": str(current)}
+    command = [sys.executable, "-m", "tokenmill", "train", str(tmp_path / "nowhere" / "settings.json")]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 143, done.stderr
+    assert "the release names run theirs, but this is run mine, which a rollback" in done.stdout + done.stderr
+    assert not run.checkpoints.exists()
 
 
 def test_sigterm_again_does_not_cut_a_save(job: Callable[..., Job]) -> None:

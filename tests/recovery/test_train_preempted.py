@@ -2,16 +2,15 @@
 
 import json
 import os
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from support.train import Job, last_line, read_if_possible, wait_for
+from support.train import Job, last_line, lose, wait_for
 from tokenmill.errors import RequestError
-from tokenmill.training.runtime.attempts import Attempt, RunRecords
+from tokenmill.training.runtime.attempts import MAX_ATTEMPTS_KEPT, Attempt, RunRecords
 
 
 def attempts(run: Job) -> list[Attempt]:
@@ -42,17 +41,6 @@ def test_a_node_that_is_gone_before_its_save_has_ended_was_stopped(job: Callable
     run.step = 0.01
     code, log = run.once()
     assert code == 0, log
-
-
-def lose(run: Job, rank: int) -> None:
-    """Kill a node and its ranks at once, as when its machine is gone."""
-    run.started[-1 if rank else 0].kill()
-    per_node = run.settings["training"]["gpusPerNode"]
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        entries = dict(entry.partition(b"=")[::2] for entry in read_if_possible(path).split(b"\0"))
-        is_rank = entries.get(b"TRAINER_FAULTS") == str(run.faults).encode() and b"LOCAL_RANK" in entries
-        if is_rank and int(entries[b"RANK"]) // per_node == rank:
-            os.kill(int(path.parent.name), signal.SIGKILL)
 
 
 def test_a_preempted_worker_node_does_not_count_as_a_failure(job: Callable[..., Job]) -> None:
@@ -121,3 +109,15 @@ def test_both_kinds_have_their_own_limit(tmp_path: Path, stopped: bool, word: st
     with pytest.raises(RequestError, match=word):
         records.start_attempt(Attempt("settings", 5), 3, 3)
     records.start_attempt(Attempt("settings", 10), 3, 3)
+
+
+def test_a_limit_above_the_kept_attempts_is_reached(tmp_path: Path) -> None:
+    limit = MAX_ATTEMPTS_KEPT + 1
+    records = RunRecords(tmp_path)
+    for _ in range(limit):
+        records.start_attempt(Attempt("settings", 5, stopped=True), 1, limit)
+    with pytest.raises(RequestError, match=f"signals stopped {limit} attempts"):
+        records.start_attempt(Attempt("settings", 5), 1, limit)
+    for _ in range(3):
+        records.start_attempt(Attempt("settings", 10), 9, limit)
+    assert len(records.read_attempts()) == MAX_ATTEMPTS_KEPT

@@ -42,7 +42,16 @@ def test_report_of_a_run_that_was_killed_once(job: Callable[..., Job], tmp_path:
     assert [saved["iteration"] for saved in result["checkpoints"] if saved["is_tracked"]] == [tracked]
     assert {saved["state"] for saved in result["checkpoints"]} == {"complete"}
     assert result["summary"]["steps"] == ITERATIONS
+    settings = run.settings["model"]["seqLength"], run.settings["training"]["globalBatchSize"]
+    assert (result["summary"]["sequence_length"], result["summary"]["global_batch"]) == settings
+    assert (result["axis"], result["summary"]["tokens"]) == ("tokens", ITERATIONS * settings[0] * settings[1])
     assert result["plots"]["loss"]["raw"]["steps"][-1] == ITERATIONS
+
+    bare = tmp_path / "bare.csv"
+    bare.write_text("step,loss\n" + "".join(f"{step},{2 / step}\n" for step in range(1, ITERATIONS + 1)))
+    assert run_in_process("report", run.checkpoints, "--metrics", bare, "--json").result["summary"]["tokens"] == (
+        ITERATIONS * settings[0] * settings[1]
+    ), "the records of the run have its batch, too"
 
     page = tmp_path / "run.html"
     assert tokenmill(*command, "--html", page, HF_TOKEN=TOKEN).code == 0
@@ -50,7 +59,7 @@ def test_report_of_a_run_that_was_killed_once(job: Callable[..., Job], tmp_path:
     assert f"completed at iteration {ITERATIONS}." in text
     for content in (page.read_text(), text, ended.out):
         assert "RuntimeError: refused" in content and TOKEN not in content
-    assert page.read_text().count('<path class="smooth"') >= 1
+    assert 'data-kind="loss"' in page.read_text()
 
     spread = [attempts[0] | {"id": str(number), "started": 1e9 + number * 6 * 3600} for number in range(3)]
     records.write_text(json.dumps(spread))

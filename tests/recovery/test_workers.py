@@ -125,7 +125,7 @@ def test_a_killed_child(forge: Forge, tmp_path: Path) -> None:
     while not child and run.poll() is None:
         time.sleep(0.01)
         attempts = [p.name for p in (output / ".tokenmill" / "extract" / "attempts").glob("*~*")]
-        pids = {int(name.rpartition("~")[2].split("-")[0]) for name in attempts}
+        pids = {int(name.rpartition("~")[2].partition(".")[0]) for name in attempts}
         child = next(iter(pids & set(group_members(run.pid))), 0)
     assert child, wait_for_exit(run)
     os.kill(child, signal.SIGKILL)

@@ -120,6 +120,7 @@ class Disturbance:
         self._try("scancel", "--user=root")
 
 
+@pytest.mark.every_change
 def test_stages_that_are_interrupted_at_random_write_the_bytes_of_a_local_run(
     slurm: Slurm, hub: Hub, reference: Path, tmp_path: Path
 ) -> None:

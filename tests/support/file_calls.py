@@ -46,6 +46,32 @@ def start(
     )
 
 
+def run_with_fault(
+    fault: str, below: Path, *arguments: Any, match: str = "", environment: dict[str, str] | None = None
+) -> tuple[int, str]:
+    """Run a command whose calls below a directory have a fault (see the hook); return its exit code and output."""
+    path = os.pathsep.join(filter(None, [str(HOOK), os.environ.get("PYTHONPATH")]))
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("TOKENMILL_", "JOB_COMPLETION"))}
+    process = subprocess.run(
+        [sys.executable, "-m", "tokenmill", *map(str, arguments)],
+        env={
+            **clean,
+            "PYTHONPATH": path,
+            "FILE_CALLS_BELOW": str(below),
+            "FILE_CALLS_FAULT": fault,
+            "FILE_CALLS_MATCH": match,
+            **(environment or {}),
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    return process.returncode, process.stdout
+
+
 def count(below: Path, *arguments: Any) -> list[Call]:
     """Run a command of tokenmill, and return its calls below a directory."""
     log = below.with_name(f"{below.name}.calls")

@@ -170,6 +170,7 @@ def warm() -> None:
     import tokenmill.corpus.compression
     import tokenmill.corpus.hub
     import tokenmill.corpus.readers
+    import tokenmill.datasets.formats.indexed.reader
     import tokenmill.flow.output_names
     import tokenmill.flow.run
     import tokenmill.stages.chat
@@ -178,7 +179,6 @@ def warm() -> None:
     import tokenmill.stages.extract
     import tokenmill.stages.preprocess
     import tokenmill.tokens.encoders
-    import tokenmill.tokens.formats.indexed.reader
     import tokenmill.tokens.tokenizer
     import tokenmill.training.preflight
     import tokenmill.training.runtime.run  # noqa: F401

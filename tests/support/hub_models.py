@@ -1,6 +1,7 @@
 """Small models as save_pretrained of transformers writes them: config.json and safetensors, without torch.
 
-All values are random bit patterns, and all tensors differ, so that a tensor in the place of another changes the bytes.
+All values are random bit patterns of finite numbers, and all tensors differ, so that a tensor in the place of another
+changes the bytes.
 """
 
 import hashlib
@@ -29,8 +30,10 @@ class Tensor(NamedTuple):
 def random_tensor(name: str, dtype: str, shape: Iterable[int]) -> Tensor:
     """Return a tensor whose bytes depend on its name."""
     shape = tuple(shape)
-    size = math.prod(shape) * DTYPES[dtype][1]
-    return Tensor(dtype, shape, hashlib.shake_128(name.encode()).digest(size))
+    width = DTYPES[dtype][1]
+    data = bytearray(hashlib.shake_128(name.encode()).digest(math.prod(shape) * width))
+    data[width - 1 :: width] = (byte & 0xBF for byte in data[width - 1 :: width])  # one bit of the exponent
+    return Tensor(dtype, shape, bytes(data))
 
 
 def make_config(family: str, *, version: int = 5, dtype: str = "F32", **changed: Any) -> dict[str, Any]:

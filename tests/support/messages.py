@@ -9,6 +9,6 @@ IMPERATIVES = (
 )
 """Verbs for actions of the user."""
 
-_START = r"(?:^|[:;.,(]\s|\(|\b(?:or|and|then|either|please) )"
+_START = r"(?:^|[:;.,(|]\s|\(|\b(?:or|and|then|either|please) )"
 REMEDY = re.compile(rf"did you mean |{_START}(?:{'|'.join(IMPERATIVES.split())})\b", re.IGNORECASE)
 """Matches a message that has a verb in the imperative at the start of a clause."""

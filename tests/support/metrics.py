@@ -6,7 +6,8 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -72,3 +73,20 @@ def scrape_until(port: int, condition: Callable[[Exposition], object], seconds: 
 def read_exposition(path: Path) -> Exposition:
     """Return the metrics in a file."""
     return Exposition(path.read_text())
+
+
+@contextmanager
+def start_pushgateway() -> Iterator[int]:
+    """Run an empty Pushgateway, and yield its port."""
+    port = free_port()
+    options = [
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--persistence.file=",
+    ]  # Debian's default is a file of all users
+    process = subprocess.Popen(["prometheus-pushgateway", *options], stderr=subprocess.DEVNULL)
+    try:
+        scrape_until(port, lambda metrics: True)
+        yield port
+    finally:
+        process.terminate()
+        process.wait()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.tokens.formats.indexed.writer import HEADER, IndexedWriter
+from tokenmill.datasets.formats.indexed.writer import IndexedWriter
 
 Array = npt.NDArray[Any]
 
@@ -31,23 +31,10 @@ def write_ids(prefix: Path, ids: Array, lengths: Array, dtype: str = "uint16", d
         writer.add(
             ids.astype(dtype), lengths.astype("<i4"), None if documents is None else np.asarray(documents, "<i8")
         )
-        writer.write_header()
-        with Path(f"{prefix}.idx").open("r+b") as index:
-            index.seek(HEADER.size + 4 * len(lengths))
-            rest = _Rest()
-            writer.write_rest(rest)
-            index.write(b"".join(rest.pieces))
-        writer.close()
-    Path(f"{prefix}.idx.documents").unlink(missing_ok=True)
+        with Path(f"{prefix}.idx").open("wb") as index:
+            writer.write_index(index)
+        writer.discard()
     return prefix
-
-
-class _Rest:
-    def __init__(self) -> None:
-        self.pieces: list[bytes] = []
-
-    def write(self, data: memoryview, /) -> None:
-        self.pieces.append(bytes(data))
 
 
 def random_sequences(seed: int, count: int, mean: int, vocabulary: int = 1000) -> list[Array]:

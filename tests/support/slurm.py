@@ -122,7 +122,7 @@ class Slurm:
     @staticmethod
     def scripts(text: str) -> list[str]:
         """Return the batch scripts in the output of --dry-run."""
-        return re.findall(r"<<'END-OF-JOB'\n(.*?)END-OF-JOB\n", text, re.DOTALL)
+        return [script for _, script in re.findall(r"<<'(END-OF-JOB-\w+)'\n(.*?)\1\n", text, re.DOTALL)]
 
     def start_pending(self) -> None:
         """Let the jobs that wait after a requeue start: Slurm delays them by two minutes.

@@ -4,6 +4,8 @@ Every iteration adds its number to a sum in the checkpoints. A wrong sum reveals
 """
 
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support.runs import Forge, environment
+from support.runs import Forge, Run, environment
+from tokenmill.training.runtime.attempts import RunRecords
 
 TRAINER = Path(__file__).parents[1] / "trainer"
 ITERATIONS = 40
@@ -42,6 +45,34 @@ def make_settings(checkpoints: Path, dataset: Path) -> dict[str, Any]:
 
 
 @dataclass
+class ForkedNode:
+    """A node that the forge started, with the methods of a process."""
+
+    run: Run
+
+    @property
+    def pid(self) -> int:
+        return self.run.pid
+
+    def poll(self) -> int | None:
+        code = self.run.poll(0)
+        return code if isinstance(code, int) else None
+
+    def wait(self, seconds: float = 60) -> int | str:
+        return self.run.wait(seconds)
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+@dataclass
 class Job:
     """The nodes of a run on this machine; exit codes of 128 or more and signals restart a node, as in a PyTorchJob."""
 
@@ -50,10 +81,12 @@ class Job:
     step: float = 0.01
     save: float = 0.0
     variables: dict[str, str] = field(default_factory=dict)
-    nodes: list["subprocess.Popen[str] | None"] = field(default_factory=list)
+    nodes: list["subprocess.Popen[str] | ForkedNode | None"] = field(default_factory=list)
     output: str = ""
     starts: int = 0
-    started: list["subprocess.Popen[str]"] = field(default_factory=list)
+    started: list["subprocess.Popen[str] | ForkedNode"] = field(default_factory=list)
+    shell: str = "true"
+    """Commands of a shell that `start` runs before a node."""
     forge: Forge | None = None
     """Starts the runs of `once`, without the imports that every new process needs."""
 
@@ -87,17 +120,24 @@ class Job:
         self.starts += 1
         return ["train", str(path)], variables
 
-    def start(self, rank: int = 0) -> "subprocess.Popen[str]":
-        """Start a node."""
+    def start(self, rank: int = 0, *, log: int | None = None) -> "subprocess.Popen[str]":
+        """Start a node, perhaps with another descriptor for its log."""
         arguments, variables = self._prepare(rank)
-        log = (self.directory / f"log-{rank}").open("a")
         node = subprocess.Popen(
-            [sys.executable, "-m", "tokenmill", *arguments],
+            ["sh", "-c", f'{self.shell}; exec "$@"', "sh", sys.executable, "-m", "tokenmill", *arguments],
             env=environment() | variables,
-            stdout=log,
+            stdout=(self.directory / f"log-{rank}").open("a") if log is None else log,
             stderr=subprocess.STDOUT,
             text=True,
         )
+        self.started.append(node)
+        return node
+
+    def fork(self, rank: int = 0) -> "ForkedNode":
+        """Start a node as a fork of a process that has imported tokenmill."""
+        assert self.forge
+        arguments, variables = self._prepare(rank)
+        node = ForkedNode(self.forge.start(arguments, log=str(self.directory / f"log-{rank}"), env=variables))
         self.started.append(node)
         return node
 
@@ -172,6 +212,17 @@ def kill_with_ranks(run: Job, node: "subprocess.Popen[str]") -> None:
         time.sleep(0.05)
 
 
+def lose(run: Job, rank: int) -> None:
+    """Kill a node and its ranks at once, as when its machine is gone."""
+    run.started[-1 if rank else 0].kill()
+    per_node = run.settings["training"]["gpusPerNode"]
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        entries = dict(entry.partition(b"=")[::2] for entry in read_if_possible(path).split(b"\0"))
+        is_rank = entries.get(b"TRAINER_FAULTS") == str(run.faults).encode() and b"LOCAL_RANK" in entries
+        if is_rank and int(entries[b"RANK"]) // per_node == rank:
+            os.kill(int(path.parent.name), signal.SIGKILL)
+
+
 def read_if_possible(path: Path) -> bytes:
     try:
         return path.read_bytes()
@@ -212,6 +263,21 @@ def wait_for(run: Job, text: str, seconds: float = 30, times: int = 1, rank: int
     while run.log(rank).count(text) < times:
         assert time.monotonic() < deadline, run.log(rank)
         time.sleep(0.01)
+
+
+def wait_for_checkpoint(run: Job) -> None:
+    """Wait until the run has saved a checkpoint, without its log."""
+    tracker, deadline = run.checkpoints / "latest_checkpointed_iteration.txt", time.monotonic() + 60
+    while not read_if_possible(tracker):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def assert_stopped_with_a_save(run: Job) -> None:
+    """Check that the last attempt was stopped by a signal, and that nothing of it is lost."""
+    attempt, (iteration, total) = RunRecords(run.checkpoints).read_attempts()[-1], run.result()
+    assert attempt.stopped and attempt.ended.startswith("stopped by a signal")
+    assert attempt.saved == iteration and total == iteration * (iteration + 1) // 2
 
 
 def blend(*parts: tuple[Path, float]) -> dict[str, Any]:

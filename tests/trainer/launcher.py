@@ -11,11 +11,38 @@ import time
 REPORT = """Traceback (most recent call last):
   raise ChildFailedError(
 torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
-Root Cause (first observed failure):
-[0]:
+Failures:
+{}Root Cause (first observed failure):
+{}"""
+ENTRY = """[0]:
   rank      : {} (local_rank: {})
   exitcode  : {} (pid: 1)\x20
 """
+
+
+def meet(nodes: int, node_rank: int, address: tuple[str, int]) -> None:
+    """Wait for the launchers of all nodes: torchrun starts no rank before its store has a connection of each node.
+
+    Rank 0 needs the TCP port, so this is UDP.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
+        if node_rank == 0:
+            link.bind(("", address[1]))
+            others: dict[bytes, tuple[str, int]] = {}
+            while len(others) < nodes - 1:
+                name, sender = link.recvfrom(16)
+                others[name] = sender
+            for sender in others.values():
+                link.sendto(b"start", sender)
+            return
+        link.settimeout(0.1)
+        while True:
+            try:
+                link.sendto(str(node_rank).encode(), address)
+                link.recvfrom(16)
+                return
+            except OSError:  # node 0 has not started, or its name is not known yet
+                time.sleep(0.05)
 
 
 def main() -> int:
@@ -35,6 +62,8 @@ def main() -> int:
     if options.standalone:
         with socket.create_server(("localhost", 0)) as free:
             options.master_port = free.getsockname()[1]
+    elif options.nnodes > 1:
+        meet(options.nnodes, options.node_rank, (options.master_addr, options.master_port))
     ranks = []
     for local in range(options.nproc_per_node):
         environment = os.environ | {
@@ -61,7 +90,11 @@ def main() -> int:
             time.sleep(0.2)
             for rank in ranks:
                 rank.kill()
-            sys.stderr.write(REPORT.format(options.node_rank * options.nproc_per_node + failed, failed, codes[failed]))
+            codes = [rank.wait() for rank in ranks]
+            order = [local for local, code in enumerate(codes) if code and local != failed] + [failed]
+            first = options.node_rank * options.nproc_per_node
+            *others, root = [ENTRY.format(first + local, local, codes[local]) for local in order]
+            sys.stderr.write(REPORT.format("".join(others), root))
             return 1
         if all(code == 0 for code in codes):
             return 0

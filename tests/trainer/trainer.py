@@ -2,7 +2,8 @@
 
 tests/conformance/megatron_training/test_fidelity.py compares it with Megatron-LM itself.
 The trainer adds numbers over its ranks: through gloo if torch is installed, otherwise over TCP. The directory
-$TRAINER_FAULTS contains one file for each fault. The rank with the fault removes the file.
+$TRAINER_FAULTS contains one file for each fault. The rank with the fault removes the file. Rank 0 appends a line for
+each load, iteration, and start and end of a save to the file $TRAINER_HISTORY.
 """
 
 import argparse
@@ -23,7 +24,9 @@ from typing import Any
 KINDS = {"int": int, "float": float, "bool": lambda text: text == "true"}
 FAULTS = Path(os.environ.get("TRAINER_FAULTS", "/nonexistent"))
 STEP = float(os.environ.get("TRAINER_STEP_SECONDS", "0.02"))
+SHARD_BYTES = int(os.environ.get("TRAINER_SHARD_BYTES", "4096"))
 SAVE = float(os.environ.get("TRAINER_SAVE_SECONDS", "0"))
+HISTORY = os.environ.get("TRAINER_HISTORY", os.devnull)
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -204,8 +207,9 @@ def save(peers: Any, directory: Path, iteration: int, total: int) -> None:
     target = directory / f"iter_{iteration:07d}"
     target.mkdir(parents=True, exist_ok=True)
     if RANK == 0:
+        record("saving", iteration)
         log(f"[{timestamp()}] saving checkpoint at iteration {iteration:7d} to {directory} in torch_dist format")
-    shard = json.dumps({"iteration": iteration, "sum": total, "rank": RANK}).encode().ljust(4096)
+    shard = json.dumps({"iteration": iteration, "sum": total, "rank": RANK}).encode().ljust(SHARD_BYTES)
     (target / f"__{RANK}_0.distcp").write_bytes(shard)
     time.sleep(SAVE)
     peers.most(0)
@@ -219,6 +223,7 @@ def save(peers: Any, directory: Path, iteration: int, total: int) -> None:
             tracker.write_text("")
             os.kill(os.getpid(), signal.SIGKILL)
         tracker.write_text(str(iteration))
+        record("saved", iteration)
         log(
             f"  [{timestamp()}] successfully saved checkpoint from iteration {iteration:7d} to {directory} "
             "[ t 1/1, gtp_remat 1/1, p 1/1 ]"
@@ -246,6 +251,13 @@ def timestamp() -> str:
     return datetime.datetime.now().strftime("%Y-%m-%d %H:%M:%S.%f")
 
 
+def record(event: str, iteration: int) -> None:
+    """Append an event to the history of the run."""
+    if RANK == 0:
+        with Path(HISTORY).open("a") as history:
+            history.write(f"{event} {iteration}\n")
+
+
 def log(line: str) -> None:
     """Print a complete line, and flush it."""
     sys.stdout.write(line + "\n")
@@ -264,6 +276,13 @@ def noise() -> None:
     sys.stdout.flush()
 
 
+def draw_bar() -> None:
+    """Draw a progress bar as tqdm does, which ends its line only at the end of its loop."""
+    for number in range(10):
+        sys.stderr.write(f"\rloading: {5 * number:3d}%|{'█' * number:10}| {number}/20 [00:0{number}<00:11,  1.00it/s]")
+    sys.stderr.flush()
+
+
 def main() -> int:
     """Train: each iteration adds its number to a sum, which reveals a lost or repeated iteration."""
     if fault("import"):
@@ -277,27 +296,52 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
     if fault("assert"):
         raise AssertionError("the model is not as it should be")
+    if fault("exit-3-at-start"):
+        os._exit(3)
+    while fault("hang-at-start"):
+        time.sleep(3600)
     directory = Path(args.save)
     iteration, total = load(directory)
+    record("loaded", iteration)
     first = iteration + 1
+    if fault("bar"):
+        draw_bar()
     peers.most(0)
     if RANK == 0:
         log(f"[before the start of training step] datetime: {timestamp()} ")
     while iteration < args.train_iters:
         if fault("exit-0"):
             return 0
+        for code in (3, 77):
+            if fault(f"exit-{code}"):  # as a library that gives up: without a traceback
+                os._exit(code)
+        if fault("disconnect"):
+            for link in peers.links:
+                link.shutdown(socket.SHUT_RDWR)
         if fault("raise"):
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         if fault("memory"):
             raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
         if fault("noise"):
             noise()
+        if fault("progress-bar"):
+            draw_bar()
         while fault("hang"):
             time.sleep(3600)
+        has_nan = fault("nan-exit") or fault(f"nan-exit.at{iteration + 1}")
+        if has_nan:
+            log(
+                f"ERROR:megatron.core.rerun_state_machine:Unexpected result nan on rank {RANK} at iteration "
+                f"#{iteration + 1} invocation #1 (message='found NaN in local forward loss calculation')"
+            )
+        if peers.most(int(has_nan)):  # as Megatron-LM, which lets another GPU repeat the iteration
+            save(peers, directory, iteration, total)
+            return 16
         started = time.monotonic()
         time.sleep(STEP)
         iteration += 1
         total += peers.most(iteration)
+        record("trained", iteration)
         nan = fault("nan")
         if RANK == WORLD - 1 and (iteration % args.log_interval == 0 or iteration == first):
             loss = math.nan if nan else 10 / iteration

@@ -345,7 +345,6 @@ def test_the_system_text_of_a_prompt_needs_a_place(make: Make, tokenizer: Tokeni
             "does not render the answer",
         ),
         ("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}<|im_end|>{% endfor %}", "stop"),
-        ("{% for i in range(99999) %}{% for j in range(99999) %}x{% endfor %}{% endfor %}", "2,000,000 loop"),
         ("{{ raise_exception('not for you') }}", "not for you"),
     ],
 )
@@ -384,16 +383,16 @@ def test_the_gate_knows_what_a_template_requires(make: Make, tokenizer: Tokenize
     assert encoder.encode([chat("q", "a")]).rejected[0][1] == "template_failed"
 
 
-def test_with_quarantine_the_template_must_fit_half_of_the_first_rows(make: Make) -> None:
+def test_with_quarantine_the_template_must_fit_one_of_the_first_rows(make: Make) -> None:
     misfit = chat("Weather?", "Cold.")
     misfit["messages"][1]["tool_calls"] = [CALL]
-    for rows, fails in (([misfit, chat("q", "a")], False), ([misfit, misfit, chat("q", "a")], True)):
-        if fails:
+    for rows in ([misfit, misfit, chat("q", "a")], [misfit, misfit]):
+        if len(rows) == 2:
             with pytest.raises(RequestError, match="does not render its tool call"):
                 make(SHOUTING, rows, unrendered="reject", on_bad_record="quarantine")
         else:
             encoder = make(SHOUTING, rows, unrendered="reject", on_bad_record="quarantine")
-            assert [code for _, code, _ in encoder.encode(rows).rejected] == ["unrendered_tool_calls"]
+            assert [code for _, code, _ in encoder.encode(rows).rejected] == ["unrendered_tool_calls"] * 2
 
 
 def test_a_stop_token_that_is_not_special(make: Make, tokenizer: Tokenizer) -> None:

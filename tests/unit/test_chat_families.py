@@ -21,7 +21,7 @@ from tokenmill.chat.encode import ChatEncoder
 from tokenmill.chat.gate import Row, Tokenizer, resolve_rendering
 from tokenmill.chat.options import ChatOptions
 from tokenmill.chat.rows import BadRow, Conversation, RowSettings, read_row
-from tokenmill.chat.turns import TurnSequence
+from tokenmill.chat.turns import MessageForm, TurnSequence
 from tokenmill.errors import RequestError
 from tokenmill.tokens.encoders import load_encoder
 
@@ -80,29 +80,42 @@ class Oracle:
 
     def cut(self, conversation: Conversation) -> Iterator[tuple[int, str, str | None]]:
         """Yield the number of each answer, the text up to it, and its prompt, or None if there is none."""
-        from jinja2 import TemplateError
-
-        if self._string_arguments:
-            conversation = conversation.with_string_arguments()
+        form = MessageForm(string_arguments=self._string_arguments)
         messages = [
-            {**m, "thinking": m["reasoning_content"]} if "reasoning_content" in m else m for m in conversation.messages
+            {**m, "thinking": m["reasoning_content"]} if "reasoning_content" in m else m
+            for m in form.write(conversation.messages)
         ]
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            text, candidates, earlier = self._render(messages[: number + 1], conversation.tools), [], messages[:number]
-            for variant in self._variants:
-                try:
-                    prompt = self._render(earlier, conversation.tools, add_generation_prompt=True, **variant)
-                    candidates.append(prompt)
-                except TemplateError:
-                    continue
+            text = self._render(messages[: number + 1], conversation.tools)
+            prompts = (
+                self._find_prompt(text, history, conversation.tools) for history in self._histories(messages, number)
+            )
+            yield number, text, next(filter(None, prompts), None)
+
+    def _histories(self, messages: list[dict[str, Any]], number: int) -> Iterator[list[dict[str, Any]]]:
+        """Yield the messages before an answer: all, those without reasoning, and those without text next to calls."""
+        yield messages[:number]
+        plain = [{k: v for k, v in m.items() if k not in ("reasoning_content", "thinking")} for m in messages[:number]]
+        yield plain
+        yield [{**m, "content": ""} if "tool_calls" in m else m for m in plain]
+
+    def _find_prompt(self, text: str, earlier: list[dict[str, Any]], tools: Any) -> str | None:
+        from jinja2 import TemplateError
+
+        candidates = []
+        for variant in self._variants:
             try:
-                base = self._render(earlier, conversation.tools) if earlier else ""
-                candidates += [base + prompt for prompt in self._prompts]
+                candidates.append(self._render(earlier, tools, add_generation_prompt=True, **variant))
             except TemplateError:
-                pass
-            yield number, text, max((c for c in candidates if text.startswith(c)), key=len, default=None)
+                continue
+        try:
+            base = self._render(earlier, tools) if earlier else ""
+            candidates += [base + prompt for prompt in self._prompts]
+        except TemplateError:
+            pass
+        return max((c for c in candidates if text.startswith(c)), key=len, default=None)
 
 
 def converse(dice: random.Random, start: str) -> dict[str, Any]:
@@ -157,7 +170,7 @@ def test_the_rule_is_that_of_a_second_implementation(make: Make, family: str) ->
     encoder, dice, kinds = make(FAMILIES[family], unrendered="allow"), random.Random(family), Counter[str]()
     turns = encoder._turns
     assert turns is not None
-    oracle = Oracle(FAMILIES[family], turns.string_arguments)
+    oracle = Oracle(FAMILIES[family], turns.form.string_arguments)
     for _ in range(400):
         try:
             row = read_row(converse(dice, "<think>hm</think>" if family == "forced" else ""), RowSettings())

@@ -234,7 +234,7 @@ def test_forms_of_every_expression() -> None:
     tried = made = 0
     for expression in every_expression():
         template = ChatTemplate(with_content(f"{{{{ m.content }}}}{{{{ {expression} }}}}"), name="t")
-        turns = Turns(template, ("<|im_start|>assistant\n",), False, TrainSettings(allow_unrendered=True))
+        turns = Turns(template, ("<|im_start|>assistant\n",), settings=TrainSettings(allow_unrendered=True))
         form = Forms(turns)._make_form(roles)
         tried += 1
         if form is None:

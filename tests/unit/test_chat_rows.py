@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tokenmill.chat.rows import ALIASES, BadRow, Conversation, PromptAnswer, RowSettings, read_row
 from tokenmill.chat.template import load_builtin
+from tokenmill.chat.turns import MessageForm
 
 DATA = json.loads((Path(__file__).parents[1] / "conformance" / "sft" / "chat_masks.json").read_text())
 COMPLETIONS = json.loads((Path(__file__).parents[1] / "conformance" / "sft" / "prompt_completion.json").read_text())
@@ -69,7 +70,8 @@ def test_accepted_record(record: str) -> None:
     result = read(row, LENIENT)
     assert row == DATA["records"][record]
     assert len(result.messages) == len(result.train) == len(row["messages"])
-    assert all(isinstance(message["content"], str) for message in result.messages)
+    for message in result.messages:
+        assert isinstance(message["content"], str) or ("tool_calls" in message and message["content"] is None)
     assert result.tools == (row.get("tools") or None)
     assert load_builtin("chatml").render(result.messages, result.tools)
 
@@ -223,22 +225,84 @@ def test_other_keys_reach_the_template() -> None:
         ([{"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}], {"a": 1}),
         ([{"id": "c", "function": {"name": "f", "arguments": {"a": [1, None]}}}], {"a": [1, None]}),
         ([{"id": "c", "name": "f", "arguments": {}}], {}),
-        ([{"id": "c", "name": "f"}], {}),
-        ([{"id": "c", "name": "f", "arguments": ""}], {}),
-        ([{"id": "c", "name": "f", "arguments": "null"}], {}),
+        ([{"id": "c", "name": "f", "arguments": " {} "}], {}),
+        ([{"id": "c", "name": "f", "arguments": {"a": 1}, "parameters": {"a": 1}, "input": None}], {"a": 1}),
         ('[{"id": "c", "name": "f", "arguments": {"a": 1}}]', {"a": 1}),
         (['{"id": "c", "name": "f", "arguments": {"a": 1}}'], {"a": 1}),
-        ({"id": "c", "name": "f"}, {}),
+        ({"id": "c", "name": "f", "arguments": {}}, {}),
     ],
 )
 def test_tool_calls(calls: object, expected: dict[str, Any]) -> None:
     message = read_messages(QUESTION, {"role": "assistant", "content": None, "tool_calls": calls})[1]
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": expected}}
-    assert message == {"role": "assistant", "content": "", "tool_calls": [call]}
+    assert message == {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+ARGUMENTS = ("arguments", "parameters", "params", "args", "kwargs", "input", "tool_input", "tool_args", "action_input")
+
+
+@pytest.mark.parametrize("key", ARGUMENTS)
+@pytest.mark.parametrize("value", [{"city": "Lima"}, '{"city": "Lima"}'], ids=["object", "text"])
+def test_arguments_under_the_names_that_people_use(key: str, value: object) -> None:
+    forms: list[dict[str, Any]] = [
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": {"name": "f", key: value}}],
+        },
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "tool_use", "name": "f", key: value}]},
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}, key: value}]},
+        {"role": "assistant", "content": "", "tool_calls": [{"function": "f", key: value}]},
+        {"role": "assistant", "content": "", "tool_calls": json.dumps([{"tool_name": "f", key: value}])},
+        {"role": "assistant", "content": None, "function_call": {"name": "f", key: value}},
+        {"from": "function_call", "value": json.dumps({"name": "f", key: value})},
+        {"from": "tool_call", "value": json.dumps([{"function_name": "f", key: value}])},
+    ]
+    for message in forms:
+        (call,) = read_messages(QUESTION, message)[1]["tool_calls"]
+        assert call == {"type": "function", "function": {"name": "f", "arguments": {"city": "Lima"}}}, message
+        kept = read({"messages": [QUESTION, message]}, RowSettings(keep_arguments=True)).messages[1]["tool_calls"][0]
+        assert kept["function"]["arguments"] == value
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        ({"name": "f"}, "tool call 1 has no arguments (its keys are 'name'); name them 'arguments', and write {} for"),
+        ({"name": "f", "arguments": None}, "tool call 1 has no arguments (its keys are 'name', 'arguments')"),
+        ({"function": {"name": "f", "payload": {"a": 1}}}, "(its keys are 'name', 'payload', 'function')"),
+        ({"function": "f", "arguments": None, "payload": {"a": 1}}, "has no arguments"),
+        ({"name": "f", "arguments": ""}, "the JSON of its arguments is invalid (Expecting value at character 1)"),
+        ({"name": "f", "arguments": "null"}, "the arguments are null; they must be an object, such as {}"),
+        ({"name": "f", "input": "Lima"}, "the JSON of its input is invalid"),
+        ({"name": "f", "args": ["Lima"]}, "the args are a list; they must be an object"),
+        (
+            {"name": "f", "arguments": {}, "parameters": {"city": "Lima"}},
+            "has different arguments under 'arguments' and 'parameters'; keep one of them",
+        ),
+        ({"function": {"name": "f", "arguments": {}}, "arguments": {"a": 1}}, "has different arguments under 'arg"),
+    ],
+)
+def test_a_call_without_written_arguments_is_refused(call: dict[str, Any], reason: str) -> None:
+    for message in (
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "assistant", "content": "", "function_call": call},
+        {"from": "function_call", "value": json.dumps(call)},
+    ):
+        code, text = refuse({"messages": [QUESTION, message]})
+        assert code == "bad_tool_calls" and reason in text
+
+
+def test_absent_arguments_of_columnar_files_are_refused() -> None:
+    calls = [{"name": "f", "arguments": None, "parameters": {"city": "Lima", "day": None}}]
+    row = {"messages": [QUESTION, {"role": "assistant", "content": "", "tool_calls": calls}]}
+    assert read(row, columnar=True).messages[1]["tool_calls"][0]["function"]["arguments"] == {"city": "Lima"}
+    calls[0]["parameters"] = None
+    assert refuse(row, columnar=True)[0] == "bad_tool_calls"
 
 
 def test_tool_call_without_id_or_calls() -> None:
-    message = read_messages(QUESTION, {**ANSWER, "tool_calls": [{"name": "f"}]})[1]
+    message = read_messages(QUESTION, {**ANSWER, "tool_calls": [{"name": "f", "arguments": {}}]})[1]
     assert message["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": {}}}]
     for nothing in (None, []):
         assert read_messages({**QUESTION, "tool_calls": nothing}, {**ANSWER, "tool_calls": nothing}) == [
@@ -264,7 +328,7 @@ def test_old_function_calls() -> None:
         {"from": "observation", "value": "1"},
     ]
     message = read({"conversations": turns}).messages[1]
-    assert message["content"] == ""
+    assert message["content"] is None
     assert message["tool_calls"][0]["function"]["arguments"] == {"a": 1}
     turns[1]["value"] = "f(a=1)"
     assert refuse({"conversations": turns}) == (
@@ -276,32 +340,32 @@ def test_old_function_calls() -> None:
 def test_string_arguments() -> None:
     row = DATA["records"]["tool_parallel"]
     result = read(row)
-    texts = result.with_string_arguments()
-    calls = texts.messages[1]["tool_calls"]
+    form = MessageForm(string_arguments=True)
+    texts = form.write(result.messages)
+    calls = texts[1]["tool_calls"]
     assert [call["function"]["arguments"] for call in calls] == ['{"city": "Oslo"}', '{"city": "Rome"}']
     assert calls[0]["id"] == "c1"
-    assert texts.tools == result.tools
     assert result.messages[1]["tool_calls"][0]["function"]["arguments"] == {"city": "Oslo"}
-    assert texts.messages[0] is result.messages[0]
+    assert texts[0] is result.messages[0]
     kept = read(row, RowSettings(keep_arguments=True))
     assert kept.messages[1]["tool_calls"][0]["function"]["arguments"] == '{"city":"Oslo"}'
-    assert kept.with_string_arguments() == kept
+    assert form.write(kept.messages)[1]["tool_calls"] == kept.messages[1]["tool_calls"]
     assert refuse(call(name="f", arguments="{"), RowSettings(keep_arguments=True))[0] == "bad_tool_calls"
 
 
 @pytest.mark.parametrize(
     "tools",
     [
-        [{"type": "function", "function": {"name": "f", "parameters": {"a": None}}}],
-        [{"name": "f", "parameters": {"a": None}}],
-        [{"type": "function", "name": "f", "parameters": {"a": None}}],
-        '[{"name": "f", "parameters": {"a": null}}]',
-        ['{"name": "f", "parameters": {"a": null}}'],
-        [{"name": "f", "parameters": '{"a": null}'}],
+        [{"type": "function", "function": {"name": "f", "parameters": {"a": {}}}}],
+        [{"name": "f", "parameters": {"a": {}}}],
+        [{"type": "function", "name": "f", "parameters": {"a": {}}}],
+        '[{"name": "f", "parameters": {"a": {}}}]',
+        ['{"name": "f", "parameters": {"a": {}}}'],
+        [{"name": "f", "parameters": '{"a": {}}'}],
     ],
 )
 def test_tools(tools: object) -> None:
-    expected = [{"type": "function", "function": {"name": "f", "parameters": {"a": None}}}]
+    expected = [{"type": "function", "function": {"name": "f", "parameters": {"a": {}}}}]
     assert read({"messages": [QUESTION, ANSWER], "tools": tools}).tools == expected
 
 
@@ -310,7 +374,7 @@ def test_no_tools(tools: object) -> None:
     assert read({"messages": [QUESTION, ANSWER], "tools": tools}).tools is None
 
 
-def test_columnar_nulls() -> None:
+def test_nulls_of_objects_are_dropped() -> None:
     arguments = {"city": "Oslo", "title": None, "where": {"a": None, "b": 1}}
     calls = [{"id": None, "type": "function", "function": {"name": "f", "arguments": arguments}}]
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"a": {"enum": None}, "b": None}}}]
@@ -329,13 +393,13 @@ def test_columnar_nulls() -> None:
     assert function["arguments"] == {"city": "Oslo", "where": {"b": 1}}
     assert result.tools == [{"type": "function", "function": {"name": "f", "parameters": {"a": {}}}}]
     assert result.variables == {"x": 1}
-    result = read(row)
-    assert result.messages[1]["tool_calls"][0]["function"]["arguments"] == arguments
-    assert result.tools == tools
-    assert result.variables == {"enable_thinking": None, "x": 1}
+    lines = read(row)
+    assert (lines.messages, lines.tools) == (result.messages, result.tools)
+    assert lines.variables == {"enable_thinking": None, "x": 1}
     calls[0]["function"] = {"name": "f", "arguments": '{"a": null}'}
     row["tools"] = '[{"name": "f", "parameters": {"a": null}}]'
     result = read(row, columnar=True)  # JSON text keeps its nulls
+    assert (read(row).messages, read(row).tools) == (result.messages, result.tools)
     assert result.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": None}
     assert result.tools == [{"type": "function", "function": {"name": "f", "parameters": {"a": None}}}]
 
@@ -358,7 +422,7 @@ def test_train_and_weight() -> None:
 def test_empty_answer_that_is_not_trained() -> None:
     row = {"messages": [QUESTION, {"role": "assistant", "content": "", "train": False}, QUESTION, ANSWER]}
     assert read(row).messages[1] == {"role": "assistant", "content": ""}
-    row = {"messages": [QUESTION, {"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}]}
+    row = {"messages": [QUESTION, {"role": "assistant", "content": "", "tool_calls": [{"name": "f", "args": {}}]}]}
     assert read(row).messages[1]["content"] == ""
 
 
@@ -470,7 +534,7 @@ def nest(depth: int) -> dict[str, Any]:
         (with_message(role="assistant", content="", tool_calls=[5]), "bad_tool_calls", "tool call 1 is a number"),
         (with_message(role="assistant", content="", tool_calls=[{"function": 5}]), "bad_tool_calls", "with a function"),
         (
-            with_message(role="assistant", content="", tool_calls=[{"id": {}, "name": "f"}]),
+            with_message(role="assistant", content="", tool_calls=[{"id": {}, "name": "f", "input": {}}]),
             "bad_tool_calls",
             "its id is an object",
         ),
@@ -577,12 +641,14 @@ def test_any_row_is_read_or_refused(row: object, columnar: bool, empty_answer: s
         assert all(isinstance(text, str) for text in (result.prompt, result.answer))
         return
     assert len(result.messages) == len(result.train)
-    assert all(isinstance(message["content"], str) for message in result.messages)
+    for message in result.messages:
+        assert isinstance(message["content"], str) or ("tool_calls" in message and message["content"] is None)
     assert any(message["role"] == "assistant" for message in result.messages)
     for value in (result.messages, result.tools, result.variables):
         assert is_json(value)
-    json.dumps(result.with_string_arguments().messages).encode()
-    load_builtin("chatml").render(result.messages, result.tools, **result.variables)
+    messages = MessageForm(string_arguments=True).write(result.messages)
+    json.dumps(messages).encode()
+    load_builtin("chatml").render(messages, result.tools, **result.variables)
 
 
 def test_deep_and_long_rows() -> None:
@@ -597,3 +663,236 @@ def test_deep_and_long_rows() -> None:
     for row in ({long: 1}, {"messages": long}, with_message(role=long), with_row(tools=long), with_message(long=long)):
         assert len(refuse(row)[1]) < 500
     assert read_messages({"role": "user", "content": long}, ANSWER)[0]["content"] is long
+
+
+# -- other keys than the conversation
+
+MEDIA = ("image", "images", "image_url", "image_path", "video", "videos", "audio", "audios", "audio_path")
+
+
+@pytest.mark.parametrize("key", MEDIA)
+def test_rows_with_images_are_refused(key: str) -> None:
+    text = "<image>\nWhat is it?"
+    rows: list[dict[str, Any]] = [
+        with_row(**{key: ["cat.png"]}),
+        with_row(**{key: "cat.png"}),
+        {"conversations": [{"from": "human", "value": text}, {"from": "gpt", "value": "a"}], key: {"bytes": b"x"}},
+        {"messages": [{**QUESTION, key: ["cat.png"]}, ANSWER]},
+        {"messages": [QUESTION, {**ANSWER, key: "cat.png"}]},
+        {"instruction": text, "output": "A cat.", key: "cat.png"},
+        {"prompt": text, "completion": "A cat.", key: ["cat.png"]},
+        {"prompt": [QUESTION], "completion": [ANSWER], key: ["cat.png"]},
+    ]
+    for row in rows:
+        code, reason = refuse(row)
+        assert code == "content_type" and f"has {key!r}, and only text can be trained" in reason
+    for nothing in (None, "", [], {}):
+        assert read(with_row(**{key: nothing})).unread == []
+        assert read_messages({**QUESTION, key: nothing}, ANSWER)[0]["content"] == "q"
+
+
+def test_text_about_images_is_accepted() -> None:
+    row = {"messages": [{"role": "user", "content": "What does <image> mean in SVG?"}, ANSWER]}
+    assert read(row).messages == row["messages"]
+
+
+TURNS = [{"role": role, "content": text} for role, text in (("user", "2+2?"), ("assistant", "Four."))]
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        [["2+2?", "Four."]],
+        [("2+2?", "Four.")],
+        TURNS,
+        [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "Four."}],
+        [{"human": "2+2?", "assistant": "Four."}],
+        [{"input": "2+2?", "output": "Four."}],
+    ],
+)
+def test_history_becomes_earlier_turns(history: Any) -> None:
+    last = [{"role": "user", "content": "And 3+3?"}, {"role": "assistant", "content": "Six."}]
+    row = {"instruction": "And 3+3?", "input": "", "output": "Six.", "system": "s", "history": history}
+    result = read(row)
+    assert result.messages == [{"role": "system", "content": "s"}, *TURNS, *last]
+    assert (result.train, result.unread) == ([None] * 5, [])
+    row = {"prompt": "And 3+3?", "response": "Six.", "history": history, "id": 1}
+    assert (read(row).messages, read(row).unread) == ([*TURNS, *last], ["id"])
+    with_input = read({"instruction": "Add", "input": "3+3", "output": "Six.", "history": history})
+    assert with_input.messages[2]["content"] == "Add\n\n3+3"
+
+
+def test_history_without_turns() -> None:
+    for nothing in (None, [], ""):
+        assert read_row({"instruction": "i", "output": "o", "history": nothing}, DEFAULTS) == PromptAnswer(
+            "i", "o", None
+        )
+    for bad in ("earlier", ["a", "b"], [["a", "b", "c"]], [[]], [5], 5):
+        code, reason = refuse({"instruction": "i", "output": "o", "history": bad})
+        assert code == "messages_type" and "each as [question, answer]" in reason
+    assert refuse({"instruction": "i", "output": "o", "history": [["q", None]]})[0] == "empty_answer"
+
+
+@pytest.mark.parametrize("key", ["system", "system_prompt", "system_message"])
+def test_names_of_the_system_text(key: str) -> None:
+    system = {"role": "system", "content": "Answer in French."}
+    result = read(with_row(**{key: "Answer in French."}))
+    assert (result.messages[0], result.unread) == (system, [])
+    assert read({"messages": [system, QUESTION, ANSWER], key: "Answer in French."}).messages[0] == system
+    assert refuse({"messages": [system, QUESTION, ANSWER], key: "t"})[0] == "two_systems"
+    answer = read_row({"prompt": "p", "response": "r", key: "Answer in French."}, DEFAULTS)
+    assert answer == PromptAnswer("p", "r", "Answer in French.")
+    assert (
+        refuse(with_row(system="a", **({key: "b"} if key != "system" else {"system_prompt": "b"})))[0] == "two_systems"
+    )
+
+
+def test_thought_is_reasoning() -> None:
+    assert read_messages(QUESTION, {**ANSWER, "thought": "because"})[1] == {**ANSWER, "reasoning_content": "because"}
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        {"human": "q", "assistant": "a"},
+        {"user": "q", "bot": "a"},
+        {"assistant": "a", "user": "q"},
+        {"input": "q", "output": "a"},
+    ],
+)
+def test_turns_of_a_question_and_its_answer(turn: dict[str, str]) -> None:
+    assert read({"conversation": [turn, {**turn, "system": None}]}).messages == [QUESTION, ANSWER] * 2
+    assert read({"conversation": [{"system": "s", **turn}]}).messages[0] == {"role": "system", "content": "s"}
+    assert refuse({"conversation": [{**turn, "score": 1}]})[0] == "no_role"
+    assert refuse({"conversation": [turn, {"human": "q"}]})[0] == "no_role"
+
+
+@pytest.mark.parametrize(
+    ("row", "unread"),
+    [
+        ({"messages": [QUESTION, ANSWER]}, []),
+        (with_row(tools=[], system="", chat_template_kwargs={}, label=True), []),
+        (with_row(label=0), ["label"]),
+        (with_row(source="web", id=0, tags=[], meta={}, note=None, text=""), ["source", "id"]),
+        (
+            with_row(conversations=[QUESTION], functions=[{"name": "f"}], tools=[{"name": "g"}]),
+            ["conversations", "functions"],
+        ),
+        (with_row(history=[["a", "b"]]), ["history"]),
+        ({"instruction": "i", "input": "x", "context": "c", "output": "o"}, ["context"]),
+        ({"instruction": "i", "input": "", "context": "c", "output": "o"}, []),
+        ({"instruction": "i", "output": "o", "response": "r"}, ["response"]),
+        ({"prompt": "p", "completion": "c", "messages": None, "chosen": "x", "rejected": "y"}, ["chosen", "rejected"]),
+        ({"prompt": "p", "completion": "c", "tools": [{"name": "f"}]}, ["tools"]),
+        ({"prompt": [QUESTION], "completion": [ANSWER], "score": 0.5}, ["score"]),
+        ({"messages": [{**QUESTION, "name": "Ann", "n": 1}, {**ANSWER, "n": 2}]}, ["messages[].name", "messages[].n"]),
+        (
+            {"messages": [{**QUESTION, "parts": [1]}, {**ANSWER, "value": "b"}]},
+            ["messages[].parts", "messages[].value"],
+        ),
+        ({"messages": [QUESTION, {**ANSWER, "thinking": "a", "reasoning": "b"}]}, ["messages[].thinking"]),
+        (
+            {"messages": [QUESTION, {**ANSWER, "tool_calls": [{"id": "c", "name": "f", "args": {}, "why": "x"}]}]},
+            ["messages[].tool_calls[].why"],
+        ),
+        (with_row(**{"k" * 100: 1, "\x1b[31m": 1, "\ud800": 1}), ["k" * 60 + "...", "\\x1b[31m", "\\ud800"]),
+    ],
+)
+def test_unread_keys(row: dict[str, Any], unread: list[str]) -> None:
+    assert list(read_row(row, DEFAULTS).unread) == unread
+
+
+def test_keys_that_the_template_reads_are_not_unread() -> None:
+    row = {"messages": [{**QUESTION, "name": "Ann", "mood": "glad"}, ANSWER]}
+    assert read(row, RowSettings(template_words=frozenset(("message", "name")))).unread == ["messages[].mood"]
+
+
+# -- preference data
+
+GOOD, BAD = {"role": "assistant", "content": "good"}, {"role": "assistant", "content": "bad"}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "p", "chosen": "good", "rejected": "bad"},
+        {"prompt": [QUESTION], "chosen": [GOOD], "rejected": [BAD]},
+        {"chosen": [QUESTION, GOOD], "rejected": [QUESTION, BAD]},
+        {"question": "q", "system": "s", "chosen": "good", "rejected": "bad"},
+        {"instruction": "i", "input": "", "chosen": "good", "rejected": "bad"},
+        {"context": [QUESTION], "completions": [{"rank": 0, "completion": [GOOD]}]},
+        {"messages": [QUESTION, ANSWER, QUESTION], "chosen": GOOD, "rejected": BAD},
+    ],
+)
+def test_preference_rows_are_sent_to_another_command(row: dict[str, Any]) -> None:
+    code, reason = refuse(row)
+    assert code == "preference"
+    assert "tokenmill transform --transform dpo" in reason and "--transform good_answers" in reason
+
+
+def test_messages_beside_preference_data_are_read() -> None:
+    row = {
+        "prompt": "q",
+        "messages": [QUESTION, ANSWER],
+        "chosen": [QUESTION, GOOD],
+        "rejected": [QUESTION, BAD],
+    }
+    assert (read(row).messages, read(row).unread) == ([QUESTION, ANSWER], ["prompt", "chosen", "rejected"])
+
+
+SYSTEM = {"role": "system", "content": "s"}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "chosen", "expected"),
+    [
+        ([QUESTION], [GOOD], [QUESTION, GOOD]),
+        ([SYSTEM, QUESTION], [GOOD], [SYSTEM, QUESTION, GOOD]),
+        ("q", [GOOD], [QUESTION, GOOD]),
+        ([QUESTION, ANSWER, QUESTION], [GOOD], [QUESTION, ANSWER, QUESTION, GOOD]),
+        ([QUESTION], [QUESTION, GOOD], [QUESTION, GOOD]),
+        ([QUESTION], [SYSTEM, QUESTION, GOOD], [SYSTEM, QUESTION, GOOD]),
+        ([SYSTEM], [QUESTION, GOOD], [SYSTEM, QUESTION, GOOD]),
+        ([SYSTEM, QUESTION], [QUESTION, GOOD], [SYSTEM, QUESTION, GOOD]),
+        ("q", [QUESTION, GOOD], [QUESTION, GOOD]),
+        ("Human: q", [QUESTION, GOOD], [QUESTION, GOOD]),
+        (None, [QUESTION, GOOD], [QUESTION, GOOD]),
+    ],
+)
+def test_chosen_messages_keep_their_prompt(prompt: Any, chosen: list[Any], expected: list[Any]) -> None:
+    row = {"prompt": prompt, "chosen": chosen, "rejected": [BAD], "id": 1}
+    result = read(row, RowSettings(messages_key="chosen"))
+    assert (result.messages, result.unread) == (expected, ["id"])
+    assert result.train[-1] is None
+    assert all(flag is False for flag in result.train[: len(expected) - len(chosen)])
+
+
+@pytest.mark.parametrize(
+    ("key", "row"),
+    [
+        ("chosen", {"chosen": [GOOD], "rejected": [BAD]}),
+        ("chosen", {"prompt": "", "chosen": [GOOD], "rejected": [BAD]}),
+        ("chosen", {"prompt": "p", "chosen": "good", "rejected": "bad"}),
+        ("rejected", {"prompt": [QUESTION], "chosen": [GOOD], "rejected": [BAD]}),
+    ],
+)
+def test_answers_without_prompt_and_bad_answers_are_refused(key: str, row: dict[str, Any]) -> None:
+    assert refuse(row, RowSettings(messages_key=key))[0] == "preference"
+
+
+@pytest.mark.parametrize("label", ["label", "kto_tag"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "p", "completion": "bad"},
+        {"prompt": [QUESTION], "completion": [BAD]},
+        {"messages": [QUESTION, BAD]},
+        {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "bad"}]},
+        {"instruction": "i", "output": "bad"},
+    ],
+)
+def test_bad_answers_of_kto_are_refused(row: dict[str, Any], label: str) -> None:
+    code, reason = refuse({**row, label: False})
+    assert code == "preference" and "--transform kto" in reason and f"its {label!r} is false" in reason
+    for good in (True, None, 0, 1, "positive", "false"):
+        assert read_row({**row, label: good}, DEFAULTS) == read_row(row, DEFAULTS)

@@ -19,16 +19,16 @@ from tokenmill.chat.gate import Row
 from tokenmill.corpus.block_kinds import LINES, ReadSettings
 from tokenmill.corpus.parse import parse_records
 from tokenmill.corpus.readers import first_rows
+from tokenmill.datasets.dataset import find_dataset, find_document, verify_outputs
+from tokenmill.datasets.formats.indexed.mask import check_mask
+from tokenmill.datasets.formats.indexed.reader import IndexedReader
+from tokenmill.datasets.formats.indexed.writer import IndexedWriter
 from tokenmill.errors import InputError, RequestError
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.stage import StageRun
 from tokenmill.flow.worker import Summary
 from tokenmill.stages.chat import limit_work
 from tokenmill.stages.registry import CHAT, KINDS
-from tokenmill.tokens.dataset import find_dataset, find_document, verify_outputs
-from tokenmill.tokens.formats.indexed.mask import check_mask
-from tokenmill.tokens.formats.indexed.reader import IndexedReader
-from tokenmill.tokens.formats.indexed.writer import IndexedWriter
 from tokenmill.tokens.tokenizer import decode
 
 pytestmark = pytest.mark.slow
@@ -380,10 +380,9 @@ def write_pair(prefix: Path, dtype: str, lengths: list[int], documents: list[int
     with Path(f"{prefix}.bin").open("wb") as file:
         writer = IndexedWriter(file, Path(f"{prefix}.idx"), dtype)
         writer.add(np.array(values, dtype), np.array(lengths, np.int32), np.array(documents))
-        writer.write_header()
-        with Path(f"{prefix}.idx").open("ab") as index:
-            writer.write_rest(index)
-        writer.close()
+        with Path(f"{prefix}.idx").open("wb") as index:
+            writer.write_index(index)
+        writer.discard()
 
 
 def test_masks_of_another_dataset(tmp_path: Path) -> None:
@@ -404,7 +403,7 @@ def test_masks_of_another_dataset(tmp_path: Path) -> None:
 
 
 def test_masks_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenmill.tokens.formats.indexed.mask.BATCH_BYTES", 4)
+    monkeypatch.setattr("tokenmill.datasets.formats.indexed.mask.BATCH_BYTES", 4)
     tokens, mask = tmp_path / "tokens", tmp_path / "mask"
     lengths = [1, 2, 9, 1, 1, 1, 3]
     values = np.ones(sum(lengths), np.uint8)
@@ -467,7 +466,7 @@ def test_the_sample_for_the_gates_is_rendered_in_a_short_time() -> None:
 
     assert sample(*[16] * 200) == 200
     assert sample(*[100] * 200) == 25
-    assert sample(5000, 2) == 1 and sample(2, 5000, 2) == 1 and sample() == 0
+    assert sample(5000, 2) == 1 and sample(2, 5000, 2) == 2 and sample(5000, 5000) == 1 and sample() == 0
 
 
 def test_rows_with_messages_can_follow_prompts_with_answers(tmp_path: Path, output: Path, tokenizer: Path) -> None:
@@ -475,3 +474,171 @@ def test_rows_with_messages_can_follow_prompts_with_answers(tmp_path: Path, outp
     (tmp_path / "a.jsonl").write_bytes(lines(rows))
     counts = counts_of(chat(tmp_path / "a.jsonl", output, tokenizer))
     assert counts["out"] == counts["in"] == 42 and counts["answers"] >= 42
+
+
+PLAIN = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+WITH_TOOLS = "Tools: {{ tools | tojson }}\n" + PLAIN
+TOOLS = [{"type": "function", "function": {"name": "get_time", "description": "Time", "parameters": {}}}]
+
+
+def named_tokenizer(directory: Path, kind: str, **templates: str) -> Path:
+    """Write a tokenizer with named templates in tokenizer_config.json, in chat_template.json, or in files."""
+    make_tokenizer(directory)
+    if kind == "files":
+        (directory / "additional_chat_templates").mkdir()
+        for name, source in templates.items():
+            path = "chat_template.jinja" if name == "default" else f"additional_chat_templates/{name}.jinja"
+            (directory / path).write_text(source)
+        return directory
+    path = directory / kind
+    config = json.loads(path.read_bytes()) if path.exists() else {}
+    config["chat_template"] = [{"name": name, "template": source} for name, source in templates.items()]
+    path.write_text(json.dumps(config))
+    return directory
+
+
+@pytest.mark.parametrize("kind", ["tokenizer_config.json", "files"])
+def test_rows_with_tools_use_the_template_of_this_name(tmp_path: Path, kind: str) -> None:
+    """The texts are those of transformers, with the tokenizer in the output."""
+    from transformers import AutoTokenizer
+
+    tokenizer = named_tokenizer(tmp_path / "tok", kind, default=PLAIN, tool_use=WITH_TOOLS, rag="{{ unusable }}")
+    messages = [{"role": "user", "content": "What time is it?"}, {"role": "assistant", "content": "It is seven."}]
+    rows: list[dict[str, Any]] = [{"messages": messages}, {"messages": messages, "tools": TOOLS}]
+    (tmp_path / "a.jsonl").write_bytes(lines(rows))
+    chat(tmp_path / "a.jsonl", tmp_path / "out", tokenizer, chat_template="tokenizer")
+    tokens = IndexedReader(tmp_path / "out" / "a_chat_document")
+    backend = next((tmp_path / "out/.tokenmill/chat/encoders").glob("*/backend.json"))
+    copy = AutoTokenizer.from_pretrained(tmp_path / "out/tokenizer")
+    for number, row in enumerate(rows):
+        expected = copy.apply_chat_template(row["messages"], tools=row.get("tools"), tokenize=False)
+        assert decode(backend, tokens.document(number)) == expected
+        assert ("get_time" in expected) == ("tools" in row)
+
+
+def test_an_unusable_template_for_tools_rejects_only_rows_with_tools(tmp_path: Path) -> None:
+    tokenizer = named_tokenizer(tmp_path / "tok", "files", default=PLAIN, tool_use="{{ raise_exception('no') }}")
+    rows = [*ROWS, {**ROWS[0], "tools": TOOLS}]
+    (tmp_path / "a.jsonl").write_bytes(lines(rows))
+    fields = {"chat_template": "tokenizer", "on_bad_record": "quarantine"}
+    counts = counts_of(chat(tmp_path / "a.jsonl", tmp_path / "out", tokenizer, **fields))
+    assert (counts["out"], counts["rejected"]) == (len(ROWS), 1)
+    (rejected,) = (tmp_path / "out/rejected").iterdir()
+    assert "the row has tools, and" in rejected.read_text() and "tool_use" in rejected.read_text()
+    (tmp_path / "b.jsonl").write_bytes(lines(rows[::-1]))
+    with pytest.raises(RequestError, match="the chat template tool_use of tok, line 1: it cannot render"):
+        chat(tmp_path / "b.jsonl", tmp_path / "other", tokenizer, chat_template="tokenizer")
+
+
+def test_a_template_of_a_processor_is_used_and_copied(tmp_path: Path) -> None:
+    tokenizer = named_tokenizer(tmp_path / "tok", "chat_template.json", default=PLAIN)
+    (tmp_path / "a.jsonl").write_bytes(lines(ROWS))
+    assert counts_of(chat(tmp_path / "a.jsonl", tmp_path / "out", tokenizer, chat_template="tokenizer"))["out"] == 40
+    copy = tmp_path / "out/tokenizer/chat_template.json"
+    assert copy.read_bytes() == (tokenizer / "chat_template.json").read_bytes()
+
+
+def test_named_templates_without_a_default_are_refused(tmp_path: Path) -> None:
+    tokenizer = named_tokenizer(tmp_path / "tok", "tokenizer_config.json", rag=PLAIN, tool_use=WITH_TOOLS)
+    (tmp_path / "a.jsonl").write_bytes(lines(ROWS))
+    with pytest.raises(RequestError, match="has the chat templates rag, tool_use and none with the name default"):
+        chat(tmp_path / "a.jsonl", tmp_path / "out", tokenizer, chat_template="tokenizer")
+
+
+UNREAD = [
+    {**ROWS[0], "source": "web", "note": None},
+    {**ROWS[1], "source": "web", "score": 0.5},
+    {"messages": [{"role": "user", "content": "a", "mood": "glad"}, {"role": "assistant", "content": "b"}], "note": ""},
+]
+
+
+def test_keys_that_are_not_read_are_printed_with_their_number_of_rows(
+    tmp_path: Path, output: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines(UNREAD))
+    counts = counts_of(chat(tmp_path / "a.jsonl", output, tokenizer))
+    assert {name: count for name, count in counts.items() if name.startswith("unread.")} == {
+        "unread.n": 2,
+        "unread.source": 2,
+        "unread.score": 1,
+        "unread.messages[].mood": 1,
+    }
+    expected = "chat: ignoring the keys n (2), source (2), messages[].mood (1), score (1); in parentheses, the number"
+    assert expected in capsys.readouterr().err
+    chat(tmp_path / "a.jsonl", output, tokenizer)
+    assert expected in capsys.readouterr().err, "the numbers are those of the receipts"
+
+
+def test_columns_that_are_not_read_are_printed(
+    tmp_path: Path, output: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    as_parquet(ROWS, tmp_path / "a.parquet")
+    counts = counts_of(chat(tmp_path / "a.parquet", output, tokenizer))
+    assert {name: count for name, count in counts.items() if name.startswith("unread.")} == {
+        "unread.id": 40,
+        "unread.n": 40,
+    }
+    assert "chat: ignoring the keys id (40), n (40); in parentheses" in capsys.readouterr().err
+
+
+def test_rows_whose_keys_are_all_read_print_nothing(
+    tmp_path: Path, output: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines([{"messages": row["messages"], "tools": []} for row in ROWS[:3]]))
+    counts = counts_of(chat(tmp_path / "a.jsonl", output, tokenizer))
+    assert not [name for name in counts if name.startswith("unread.")]
+    assert "ignoring the keys" not in capsys.readouterr().err
+
+
+def test_a_receipt_counts_a_limited_number_of_unread_keys(
+    tmp_path: Path, output: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"messages": ROWS[0]["messages"], f"key\x1b[2J{number:03d}": 1} for number in range(250)]
+    (tmp_path / "a.jsonl").write_bytes(lines(rows))
+    counts = {
+        name: n for name, n in counts_of(chat(tmp_path / "a.jsonl", output, tokenizer)).items() if "unread" in name
+    }
+    assert len(counts) == 101 and counts["unread.(others)"] == 150
+    printed = capsys.readouterr().err
+    assert "\x1b" not in printed and "key\\x1b[2J000 (1)" in printed and "and 81 more" in printed
+
+
+def test_preference_data_ends_the_command_with_the_right_one(tmp_path: Path, output: Path, tokenizer: Path) -> None:
+    user, good, bad = ({"role": role, "content": role} for role in ("user", "assistant", "assistant"))
+    bad = {**bad, "content": "bad"}
+    (tmp_path / "dpo.jsonl").write_bytes(lines([{"prompt": [user], "chosen": [good], "rejected": [bad]}]))
+    with pytest.raises(RequestError, match="--transform dpo or preference") as failure:
+        chat(tmp_path / "dpo.jsonl", output, tokenizer)
+    assert failure.value.exit_code == 2
+    chat(tmp_path / "dpo.jsonl", output, tokenizer, messages="chosen")
+    tokens = IndexedReader(output / "dpo_chat_document")
+    backend = next((output / ".tokenmill/chat/encoders").glob("*/backend.json"))
+    text = decode(backend, tokens.document(0))
+    assert text.startswith("<|im_start|>user\nuser<|im_end|>\n<|im_start|>assistant\nassistant")
+    assert trained_texts(output, "dpo") == [["assistant<|im_end|>\n"]]
+
+
+def test_bad_answers_of_kto_are_never_trained(tmp_path: Path, output: Path, tokenizer: Path) -> None:
+    rows = [
+        {"prompt": [{"role": "user", "content": "a"}], "completion": answer, "label": answer == "b"} for answer in "bc"
+    ]
+    (tmp_path / "kto.jsonl").write_bytes(lines(rows))
+    with pytest.raises(InputError, match=r"line 2: .*'label' is false.*--transform kto"):
+        chat(tmp_path / "kto.jsonl", output, tokenizer)
+    counts = counts_of(chat(tmp_path / "kto.jsonl", output, tokenizer, replace=True, on_bad_record="quarantine"))
+    assert (counts["out"], counts["rejected.preference"]) == (1, 1)
+    assert trained_texts(output, "kto") == [["b<|im_end|>\n"]]
+
+
+def test_rows_with_images_are_rejected_in_every_format(tmp_path: Path, output: Path, tokenizer: Path) -> None:
+    image = {"messages": [{"role": "user", "content": "<image>"}, {"role": "assistant", "content": "b"}]}
+    rows = [{**ROWS[0], "images": None}, {**image, "images": [{"bytes": "x", "path": None}]}]
+    source = tmp_path / "source"
+    source.mkdir()
+    write_input(source / "a.jsonl", rows)
+    pq.write_table(pa.Table.from_pylist(rows), source / "b.parquet")
+    counts = counts_of(chat(source, output, tokenizer, on_bad_record="quarantine"))
+    assert (counts["out"], counts["rejected.content_type"]) == (2, 2)

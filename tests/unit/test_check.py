@@ -1,6 +1,5 @@
 """check_pair detects each kind of damage, names its location, and accepts a valid pair."""
 
-import io
 import struct
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,10 @@ import numpy as np
 import pytest
 import xxhash
 
+from tokenmill.datasets.formats.indexed import check
+from tokenmill.datasets.formats.indexed.check import check_pair
+from tokenmill.datasets.formats.indexed.writer import IndexedWriter
 from tokenmill.tokens.assemble import assemble
-from tokenmill.tokens.formats.indexed import check
-from tokenmill.tokens.formats.indexed.check import check_pair
-from tokenmill.tokens.formats.indexed.writer import IndexedWriter
 
 EOD = 0
 VOCABULARY = 1000
@@ -27,13 +26,9 @@ def write_pair(prefix: Path, lengths: list[int], eod: int | None = EOD, seed: in
     with Path(f"{prefix}.bin").open("wb") as file:
         writer = IndexedWriter(file, Path(f"{prefix}.idx"), dtype)
         writer.add(*assemble(ids, np.cumsum([0, *lengths]), None, eod, dtype))
-    rest = io.BytesIO()
-    writer.write_header()
-    writer.write_rest(rest)
-    writer.close()
-    Path(f"{prefix}.idx.documents").unlink(missing_ok=True)
-    with Path(f"{prefix}.idx").open("ab") as index:
-        index.write(rest.getvalue())
+    with Path(f"{prefix}.idx").open("wb") as index:
+        writer.write_index(index)
+    writer.discard()
 
 
 def receipt(prefix: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import json
 import os
 import pydoc_data.topics as topics
+import re
 import shutil
 import sys
 import time
@@ -303,6 +304,13 @@ def test_ids_that_are_no_integers(tmp_path: Path) -> None:
     assert "token ids must be integers; write the pair again" in refusal(prefix)
 
 
+def forget_tokens(output: Path) -> None:
+    """Write a receipt whose pairs have bytes and no tokens."""
+    receipt = output / ".tokenmill/preprocess/receipts/a.json"
+    receipt.write_text(re.sub(r'"tokens": ?[0-9]+', '"tokens": 0', receipt.read_text()))
+    (output / ".tokenmill/preprocess/manifest.json").unlink()
+
+
 @pytest.mark.slow
 def test_damaged_outputs_name_the_command_that_repairs_them(dataset: Path, tmp_path: Path) -> None:
     damages: dict[str, tuple[Callable[[Path], None], str, str]] = {
@@ -314,6 +322,7 @@ def test_damaged_outputs_name_the_command_that_repairs_them(dataset: Path, tmp_p
             "has the dtype int16, but its record uint16",
             "run the same tokenmill preprocess again with --verify-hashes",
         ),
+        "record": (forget_tokens, "receipts/a.json is damaged", "lacks its key, documents, sequences, tokens or parts"),
         "tokenizer": (lambda out: (out / "tokenizer/tokenizer.json").unlink(), "tokenizer.json", "copy the original"),
     }
     for name, (damage, reason, command) in damages.items():

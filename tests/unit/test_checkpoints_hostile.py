@@ -195,14 +195,14 @@ def test_large_valid_metadata_is_complete(tmp_path: Path) -> None:
     ("bound", "content", "message"),
     [
         ("MAX_OPCODES", b"\x80\x02" + b"N0" * 50 + b"N.", "more than 60 opcodes"),
-        ("MAX_OBJECTS", b"\x80\x02" + b"}0" * 61 + b"N.", "more than 60 objects"),
+        ("MAX_VALUES", b"\x80\x02" + b"}0" * 61 + b"N.", "more than 60 values"),
         ("MAX_DEPTH", b"\x80\x02" + b"(" * 61 + b"t" * 61 + b".", "more than 60 nested collections"),
     ],
 )
 def test_work_is_bounded(bound: str, content: bytes, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"tokenmill.training.checkpoints.metadata.{bound}", 60)
+    monkeypatch.setattr(f"tokenmill.files.pickles.{bound}", 60)
     if bound != "MAX_OPCODES":
-        monkeypatch.setattr("tokenmill.training.checkpoints.metadata.MAX_OPCODES", 1000)
+        monkeypatch.setattr("tokenmill.files.pickles.MAX_OPCODES", 1000)
     with pytest.raises(Damage, match=message):
         read_extents(content)
 

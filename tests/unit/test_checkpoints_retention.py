@@ -23,7 +23,9 @@ from tokenmill.errors import RequestError
 from tokenmill.training.checkpoints.repair import (
     MAX_FINISHED_ASIDE,
     examine_tracked,
+    find_good_iteration,
     list_checkpoints,
+    mark_before_nan,
     prune,
     repair_checkpoints,
 )
@@ -57,6 +59,40 @@ def test_newest_complete_checkpoints_are_kept(keep: int, also: list[int], tmp_pa
     assert examine_tracked(path).complete  # type: ignore[union-attr]
     assert list(tmp_path.rglob("*-1")) == [] and (tmp_path / "base" / "iter_0000050" / ".metadata").exists()
     assert prune(path, keep) == []
+
+
+@pytest.mark.parametrize(
+    ("marked", "kept"),
+    [
+        ([], [400, 500]),
+        ([500], [300, 400, 500]),
+        ([400, 500], [200, 300, 400, 500]),
+        ([400], [300, 400, 500]),
+        ([100], [400, 500]),
+    ],
+)
+def test_checkpoints_before_nan_do_not_count(marked: list[int], kept: list[int], tmp_path: Path) -> None:
+    for iteration in (100, 200, 300, 400, 500):
+        save(tmp_path, iteration)
+    for iteration in marked:
+        mark_before_nan(tmp_path, iteration)
+    assert [saved.iteration for saved in list_checkpoints(tmp_path) if saved.before_nan] == marked
+    prune(tmp_path, 2)
+    assert [saved.iteration for saved in list_checkpoints(tmp_path)] == kept
+    assert all(saved.complete for saved in list_checkpoints(tmp_path, full=True))
+
+
+def test_the_newest_good_checkpoint_is_found(tmp_path: Path) -> None:
+    for iteration in (100, 200, 300):
+        save(tmp_path, iteration)
+    assert find_good_iteration(tmp_path, 300) == 300
+    mark_before_nan(tmp_path, 300)
+    assert [find_good_iteration(tmp_path, iteration) for iteration in (300, 200)] == [200, 200]
+    for iteration in (100, 200):
+        mark_before_nan(tmp_path, iteration)
+    assert find_good_iteration(tmp_path, 300) == 0
+    mark_before_nan(tmp_path, 400)  # deleted meanwhile
+    assert not (tmp_path / "iter_0000400").exists()
 
 
 def test_fewer_than_two_are_refused(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from support.browser import Page
 from support.run_files import identity, megatron_arguments, megatron_line, write_jsonl_run
 from tokenmill.cli.commands import Command
 from tokenmill.cli.compare import compare
-from tokenmill.compare.page import MAX_POINTS, write_page
+from tokenmill.compare.page import write_page
+from tokenmill.compare.plots import MAX_POINTS
 from tokenmill.compare.report import compare_runs
 from tokenmill.compare.run import parse_inputs
 from tokenmill.errors import RequestError
@@ -137,8 +138,8 @@ def test_page_in_a_browser(browser: Page, tmp_path: Path) -> None:
     browser.hover("svg[data-kind=loss]", 0.1)
     tip = browser.evaluate("document.querySelector('figure .tip').innerText")
     assert "small-lr" in tip and EVIL in tip and re.search(r"\d\.\d{4}", tip)
-    values = browser.evaluate("document.querySelector('tr[data-values=\"1\"]').innerText")
-    assert re.search(r"small-lr\s+\d\.\d{4}\s+\d+\s+1\.00 %", values)
+    values = browser.evaluate("document.querySelector('.values tbody').rows[1].innerText")
+    assert re.search(r"small-lr\s+\d\.\d{4}\s+\d+\s+1\.00%", values)
 
     browser.click('button[data-run="1"]')
     assert browser.evaluate(shown) == "none"
@@ -175,3 +176,17 @@ def test_page_in_a_browser(browser: Page, tmp_path: Path) -> None:
 
     assert browser.list_requests() == [path.as_uri()]
     assert browser.list_complaints() == []
+
+
+@pytest.mark.slow
+def test_no_negative_axis_for_a_positive_loss(browser: Page, tmp_path: Path) -> None:
+    for name, shift in (("positive", 0.001), ("negative", -1.0)):
+        path = tmp_path / f"{name}.csv"
+        path.write_text("step,loss\n" + "".join(f"{step},{shift + 2 / step}\n" for step in range(1, 2000)))
+        page = tmp_path / f"{name}.html"
+        write_page(page, *compare_runs(parse_inputs([str(path)])))
+        browser.open(page.as_uri())
+        labels = browser.evaluate(
+            "[...document.querySelectorAll('svg[data-kind=loss] text')].map((label) => label.textContent).join('|')"
+        )
+        assert any(label.startswith(("-", "\u2212")) for label in labels.split("|")) == (name == "negative"), labels

@@ -18,6 +18,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.commandline import run_in_process
 from tokenmill.corpus.compression import open_decompressed
 from tokenmill.corpus.records import RecordCounter
 from tokenmill.errors import InputError
@@ -95,9 +96,34 @@ def test_plain(tmp_path: Path) -> None:
     assert _read(_write(tmp_path, "a.jsonl", data)) == data
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", *(f"a.jsonl.{codec}" for codec in CODECS)])
-def test_empty_file_has_no_data(tmp_path: Path, name: str) -> None:
-    assert list(open_decompressed(_write(tmp_path, name, b""))) == []
+def test_empty_plain_file_has_no_data(tmp_path: Path) -> None:
+    assert list(open_decompressed(_write(tmp_path, "a.jsonl", b""))) == []
+
+
+@pytest.mark.parametrize("suffix", ["gz", "gzip", "zst", "zstd", "bz2", "bzip2", "xz", "XZ"])
+def test_a_compressed_file_of_no_bytes_is_truncated(tmp_path: Path, suffix: str) -> None:
+    with pytest.raises(InputError, match=r"truncated \w+ data: the file has 0 bytes"):
+        _read(_write(tmp_path, f"a.jsonl.{suffix}", b""))
+
+
+@every_codec
+def test_compressed_data_of_no_bytes_has_no_data(tmp_path: Path, codec: str) -> None:
+    assert _read(_write(tmp_path, f"a.{codec}", CODECS[codec](b""))) == b""
+    assert _read(_write(tmp_path, f"b.{codec}", CODECS[codec](b"") * 3)) == b""
+
+
+def test_a_skippable_zstd_frame_alone_has_no_data(tmp_path: Path) -> None:
+    assert _read(_write(tmp_path, "a.zst", SKIPPABLE)) == b""
+
+
+def test_a_stage_refuses_a_compressed_file_of_no_bytes(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    (source / "a.jsonl.gz").touch()
+    (source / "b.jsonl").write_text('{"text": "b"}\n')
+    ended = run_in_process("extract", source, tmp_path / "out")
+    assert ended.code == 2, ended
+    assert "a.jsonl.gz: truncated gz data: the file has 0 bytes" in ended.err
 
 
 @every_codec
@@ -216,7 +242,7 @@ def test_bomb_gives_bounded_blocks(tmp_path: Path, codec: str) -> None:
 
 @every_codec
 @settings(max_examples=40)
-@given(parts=st.lists(st.binary(max_size=2000), max_size=6), chunk=st.integers(1, 5000))
+@given(parts=st.lists(st.binary(max_size=2000), min_size=1, max_size=6), chunk=st.integers(1, 5000))
 def test_blocks_of_any_size_join_to_the_data(
     tmp_path_factory: pytest.TempPathFactory, codec: str, parts: list[bytes], chunk: int
 ) -> None:

@@ -22,6 +22,7 @@ from tokenmill.training.convert.output import ConversionOutput, FileToWrite
 from tokenmill.training.model import Model
 
 MESSAGE_BYTES = 4000
+SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 CONFIGS = ("config.json", "generation_config.json")
 
 
@@ -162,7 +163,55 @@ def test_damaged_output_is_written_again(tmp_path: Path) -> None:
     assert path.read_bytes() == data
 
 
+def test_a_single_file_is_loaded_beside_an_index(tmp_path: Path) -> None:
+    """As transformers does: save_pretrained leaves the index and the shards of an earlier save."""
+    model = make_model(tmp_path / "model", shards=3)
+    other = make_tensors("llama", make_config("llama"))
+    other["model.norm.weight"] = hub.random_tensor("other", "F32", (hub.HIDDEN,))
+    (model / "model.safetensors").write_bytes(hub.encode_safetensors(other))
+    assert import_(model, tmp_path / "imported").code == 0
+    assert export(tmp_path / "imported", tmp_path / "exported").code == 0
+    assert read_model(tmp_path / "exported") == other
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("F32", b"\xff\xff\x7f\x7f"), ("F16", b"\xff\x7b"), ("BF16", b"\x7f\x7f")])
+def test_the_largest_values_are_imported(dtype: str, bits: bytes, tmp_path: Path) -> None:
+    model = change_tensor(tmp_path, dtype, "model.norm.weight", lambda data: bits + data[len(bits) :])
+    assert import_(model, tmp_path / "out").code == 0
+
+
 # -- models that are refused
+
+
+def change_tensor(
+    directory: Path, dtype: str, name: str, change: Callable[[bytes], bytes], family: str = "llama"
+) -> Path:
+    """Write a model with one changed tensor."""
+    config = make_config(family, dtype=dtype)
+    tensors = make_tensors(family, config, dtype)
+    tensors[name] = tensors[name]._replace(data=change(tensors[name].data))
+    return write_model(directory / "model", config, tensors)
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2"])
+@pytest.mark.parametrize(
+    ("dtype", "bits"),
+    [
+        ("F32", b"\x00\x00\xc0\x7f"),
+        ("F32", b"\x01\x00\x80\xff"),
+        ("F32", b"\x00\x00\x80\xff"),
+        ("BF16", b"\xc0\x7f"),
+        ("BF16", b"\x80\xff"),
+        ("F16", b"\x00\x7e"),
+        ("F16", b"\x00\x7c"),
+    ],
+)
+def test_nan_and_infinity_are_refused(family: str, dtype: str, bits: bytes, tmp_path: Path) -> None:
+    name = {"gpt2": "h.1.mlp.c_proj.weight", "mixtral": "model.layers.1.block_sparse_moe.experts.3.w2.weight"}.get(
+        family, "lm_head.weight"
+    )
+    model = change_tensor(tmp_path, dtype, name, lambda data: data[: -len(bits)] + bits, family)
+    assert_refused(import_(model, tmp_path / "out"), tmp_path / "out", "NaN or infinity", f"{name} (1 of its values)")
 
 
 def config_change(**changed: Any) -> Callable[[dict[str, Any], dict[str, Tensor]], None]:
@@ -181,24 +230,50 @@ def config_change(**changed: Any) -> Callable[[dict[str, Any], dict[str, Tensor]
         ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, ["rope_parameters", "yarn"]),
         ("llama", {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2}}, ["linear"]),
         ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2}}, ["low_freq"]),
+        ("llama", {"rope_parameters": {"rope_type": "llama3", **SCALING}}, ["factor", "None"]),
+        ("llama", {"rope_parameters": {"rope_type": "llama3", **SCALING, "factor": True}}, ["factor", "True"]),
+        ("llama", {"rope_parameters": {"rope_type": "llama3", **SCALING, "factor": 0}}, ["factor", "above 0"]),
+        ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, ["rope_scaling", "linear"]),
+        ("qwen2", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, ["rope_scaling", "yarn"]),
+        ("mistral", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, ["rope_scaling", "dynamic"]),
+        ("llama", {"rope_scaling": False}, ["rope_scaling"]),
+        ("llama", {"rope_parameters": []}, ["rope_parameters"]),
+        ("llama", {"rope_parameters": {"rope_type": "default", "factor": 4.0}}, ["rope_parameters", "factor"]),
+        ("llama", {"rope_parameters": {"rope_theta": 1e4, "mrope_section": [1, 1]}}, ["mrope_section"]),
+        ("llama", {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, ["full_attention"]),
+        ("llama", {"rope_parameters": {"x" * 10**6: 1}}, ["xxx"]),
+        ("llama", {"rope_parameters": {"rope_theta": None}}, ["rope_theta"]),
+        ("mixtral", {"rope_parameters": None, "rope_theta": None}, ["rope_theta"]),
+        ("llama", {"rope_parameters": {"rope_theta": "9" * 10**6}}, ["rope_theta"]),
         ("llama", {"rope_parameters": [1]}, ["rope_parameters"]),
         ("llama", {"rope_parameters": {"rope_theta": 1e400}}, ["malformed"]),
         ("llama", {"rope_parameters": {"rope_theta": "many"}}, ["rope_theta"]),
         ("llama", {"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),
+        ("llama", {"per_layer_config": {"0": {"rms_norm_eps": 0.1}}}, ["per_layer_config"]),
+        ("qwen2", {"is_causal": False}, ["is_causal"]),
+        ("llama", {"transformers_weights": "other.safetensors"}, ["transformers_weights"]),
+        ("llama", {"rms_norm_eps": None}, ["rms_norm_eps"]),
+        ("llama", {"tie_word_embeddings": "no"}, ["tie_word_embeddings"]),
+        ("llama", {"attention_dropout": 1.5}, ["attention_dropout"]),
+        ("qwen3", {"head_dim": None}, ["head_dim"]),
+        ("mistral", {"sliding_window": "all"}, ["sliding_window"]),
+        ("qwen2", {"layer_types": ["sliding_attention"] * 2, "use_sliding_window": False}, ["layer_types"]),
         ("llama", {"num_key_value_heads": 3}, ["3"]),
         ("llama", {"num_hidden_layers": 0}, ["num_hidden_layers"]),
         ("llama", {"num_hidden_layers": -1}, ["num_hidden_layers"]),
         ("llama", {"num_hidden_layers": 10**9}, ["num"]),
-        ("llama", {"num_attention_heads": 10**9, "head_dim": 1}, ["num"]),
+        ("llama", {"num_attention_heads": 10**9, "head_dim": 2}, ["num"]),
         ("llama", {"vocab_size": 10**30}, []),
         ("llama", {"hidden_size": "16"}, ["hidden_size"]),
         ("llama", {"hidden_size": True}, ["hidden_size"]),
-        ("llama", {"head_dim": 3}, ["q_proj"]),
+        ("llama", {"head_dim": 3}, ["head_dim", "odd"]),
+        ("llama", {"head_dim": 6}, ["q_proj"]),
         ("llama", {"rms_norm_eps": "NaN"}, ["rms_norm_eps"]),
         ("llama", {"layer_types": ["chunked_attention"] * 2}, ["layer_types"]),
         ("llama", {"layer_types": 7}, ["layer_types"]),
         ("llama", {"layer_types": [["full_attention"]]}, ["layer_types"]),
         ("mixtral", {"num_experts_per_tok": 9}, ["9"]),
+        ("mixtral", {"num_experts_per_tok": 1}, ["num_experts_per_tok", "1 expert"]),
         ("mixtral", {"num_local_experts": 10**9}, ["num"]),
         ("gpt2", {"activation_function": "relu"}, ["activation_function"]),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, ["scale_attn_by_inverse_layer_idx"]),

@@ -12,12 +12,14 @@ import pytest
 
 from support.commandline import run_in_process
 from support.hub_models import make_model, read_model
+from tokenmill.training.checkpoints.metadata import Damage
 from tokenmill.training.checkpoints.model_record import DataSource, ModelRecord
 from tokenmill.training.convert.archive import encode_tensor, encode_value
 from tokenmill.training.convert.exporter import plan_export
 from tokenmill.training.convert.mapping import LAYERS, VOCABULARY_KEYS
 from tokenmill.training.convert.metadata import CheckpointTensor, TensorPart, encode_metadata, read_metadata
 from tokenmill.training.convert.model_card import DATASET, ExportedModel, write_model_card
+from tokenmill.training.convert.opcodes import write_text
 from tokenmill.training.model import Model
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.uint16]]
@@ -67,7 +69,7 @@ def write_parts(imported: Path, arrays: dict[str, Array], cut: Callable[[str, Ar
             tensors[key] = CheckpointTensor(array.shape, "BF16", tuple(parts))
     for name in ("__0_1.distcp", "common.pt", "integrity.json"):
         (release / name).unlink()
-    rewrite(imported, encode_metadata(tensors, []))
+    rewrite(imported, encode_metadata(tensors, {}))
 
 
 def rewrite(imported: Path, metadata: bytes) -> None:
@@ -132,9 +134,38 @@ def test_parts_that_do_not_cover_a_tensor_are_refused(imported: Path, tmp_path: 
     tensors[key] = tensors[key]._replace(parts=parts)
     (imported / "release/integrity.json").unlink()
     (imported / "release/common.pt").unlink()
-    rewrite(imported, encode_metadata(tensors, []))
+    rewrite(imported, encode_metadata(tensors, {}))
     ended = run_in_process("checkpoint", "export", imported, tmp_path / "out")
     assert ended.code == 2 and key in ended.err and not (tmp_path / "out").exists()
+
+
+DOUBLED = b")" + b"2\x86" * 60
+"""Opcodes of tuples within tuples, whose hash would take years."""
+
+
+def many_axes(description: bytes) -> bytes:
+    """Replace the shape and the strides of a tensor of one axis by those of 10,000."""
+    head, _, tail = description.rpartition(b"(J\x01\x00\x00\x00t")
+    ones = b"(" + b"K\x01" * 10_000 + b"t"
+    return head[: head.rindex(b"(J")] + ones * 2 + tail
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"ctorch\nbfloat16\n", DOUBLED),
+        (write_text("fqn") + write_text("a"), write_text("fqn") + DOUBLED),
+        (write_text("a") + b"ctorch", b"K\x01ctorch"),
+        (b"ubeub", b"ub22eub"),
+    ],
+    ids=["dtype", "key", "number as a key", "copies of a part"],
+)
+def test_small_metadata_that_exhausts_python_is_refused(old: bytes, new: bytes) -> None:
+    part = TensorPart((0,), (2,), "__0_0.distcp", 0, 10)
+    content = encode_metadata({"a": CheckpointTensor((2,), "BF16", (part,))}, {})
+    assert read_metadata(content)["a"].parts == (part,)
+    with pytest.raises(Damage):
+        read_metadata(content.replace(old, new))
 
 
 class _Planted:
@@ -155,7 +186,9 @@ def zipped(members: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> 
     return file.getvalue()
 
 
-@pytest.mark.parametrize("planted", ["function", "compressed", "outside", "dictionary", "not an archive", "short"])
+@pytest.mark.parametrize(
+    "planted", ["function", "compressed", "outside", "dictionary", "tuples", "axes", "not an archive", "short"]
+)
 def test_hostile_archives_are_refused_and_not_executed(imported: Path, tmp_path: Path, planted: str) -> None:
     tensors = read_metadata((imported / "release/.metadata").read_bytes())
     key = "decoder.final_layernorm.weight"
@@ -168,6 +201,10 @@ def test_hostile_archives_are_refused_and_not_executed(imported: Path, tmp_path:
         "compressed": zipped({"data.pkl": description, "data/0": bytes(size)}, zipfile.ZIP_DEFLATED),
         "outside": zipped({"data.pkl": description, "data/0": bytes(4 * size)}),
         "dictionary": encode_value({("a",): 1}),
+        "tuples": zipped(
+            {"data.pkl": description.replace(b"ctorch\nBFloat16Storage\n", DOUBLED), "data/0": bytes(size)}
+        ),
+        "axes": zipped({"data.pkl": many_axes(description), "data/0": bytes(size)}),
         "not an archive": bytes(len(plain)),
         "short": plain[:-40],
     }[planted]
@@ -176,7 +213,7 @@ def test_hostile_archives_are_refused_and_not_executed(imported: Path, tmp_path:
     tensors[key] = tensors[key]._replace(parts=(part,))
     (imported / "release/integrity.json").unlink()
     (imported / "release/common.pt").unlink()
-    rewrite(imported, encode_metadata(tensors, []))
+    rewrite(imported, encode_metadata(tensors, {}))
     ended = run_in_process("checkpoint", "export", imported, tmp_path / "out")
     assert ended.code == 2 and key in ended.err, ended.err
     assert not (tmp_path / "planted").exists() and not (tmp_path / "out/config.json").exists()

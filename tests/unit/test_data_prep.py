@@ -44,14 +44,14 @@ from tokenmill.data_prep.config import (
 from tokenmill.data_prep.formats.transforms import rename, select
 from tokenmill.data_prep.layout import PlacedFile, finish_record, place_files, write_blend
 from tokenmill.data_prep.shards import DatasetShard, assign_splits, weigh_shards
+from tokenmill.datasets.dataset import find_dataset, find_document, verify_outputs
+from tokenmill.datasets.formats.indexed.reader import IndexedReader
 from tokenmill.errors import InputError, RequestError
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.signals import STOP
 from tokenmill.flow.stage import StageRun
 from tokenmill.selection import Selection
 from tokenmill.stages.registry import KINDS
-from tokenmill.tokens.dataset import find_dataset, find_document, verify_outputs
-from tokenmill.tokens.formats.indexed.reader import IndexedReader
 
 pytestmark = pytest.mark.slow
 

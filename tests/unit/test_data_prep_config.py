@@ -137,6 +137,7 @@ def test_both_forms_of_a_blend_are_read(tmp_path: Path, capfd: pytest.CaptureFix
     ("content", "message"),
     [
         ("{", "is not JSON"),
+        ('{"a":' * 100_000, "is not JSON"),
         ([], "its content is []: it must be an object"),
         ({}, "has no dataset"),
         ({"datasets": []}, "has no dataset"),

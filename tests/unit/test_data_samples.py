@@ -5,6 +5,8 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +23,11 @@ from support.corpus import TOKENIZER, text
 from support.packing import read_output
 from support.pairs import random_sequences, write_pair
 from tokenmill.data import Samples, list_differences
+from tokenmill.datasets.dataset import find_dataset, find_document
+from tokenmill.datasets.formats.indexed.reader import IndexedReader
 from tokenmill.errors import RequestError
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.stage import StageRun
-from tokenmill.tokens.dataset import find_dataset, find_document
-from tokenmill.tokens.formats.indexed.reader import IndexedReader
 
 CONFORMANCE = Path(__file__).parents[1] / "conformance"
 CASES = json.loads((CONFORMANCE / "samples.json").read_text())["cases"]
@@ -139,7 +141,8 @@ def test_batches_have_the_samples_in_any_order_and_in_the_buffers_of_the_caller(
     for name, buffer in (("tokens", buffers.tokens.astype(np.uint8)), ("labels", None)):
         with pytest.raises(ValueError, match=f"the buffer {name} is .*call allocate"):
             samples.batch(numbers, out=replace(buffers, **{name: buffer}))
-    for wrong in ([1.5], [True], ["1"], [], [[1]]):
+    assert samples.batch([]).tokens.shape == (0, 8)
+    for wrong in ([1.5], [True], ["1"], [[1]], [[]]):
         with pytest.raises(ValueError, match="pass integers"):
             samples.batch(wrong)
     with pytest.raises(ValueError, match="pass a first sample"):
@@ -225,6 +228,28 @@ def test_ids_that_are_not_trained(raw: Path) -> None:
     assert masked.tokens.tolist() == np.where(plain.tokens == 9, 0, plain.tokens).tolist()
     same = tokenmill.data.open(raw, seq_length=16, pad=7, eod=7).batch(range(20))
     assert same.loss_mask.all(), "Megatron-LM does not mask a pad that is the EOD"
+
+
+OPEN_MANY = """
+import resource, sys
+import tokenmill.data
+from tokenmill.errors import RequestError
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv[1])))
+try:
+    print(len(tokenmill.data.open(sys.argv[2:], seq_length=8)))
+except RequestError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("limit", [4096, 128])
+def test_many_pairs_raise_the_limit_of_open_files_or_name_it(limit: int, tmp_path: Path) -> None:
+    """Each pair keeps two files open, and many systems allow 1,024."""
+    pairs = [write_pair(tmp_path / f"{number}", [np.arange(1, 18)]) for number in range(70)]
+    done = subprocess.run([sys.executable, "-c", OPEN_MANY, str(limit), *pairs], check=False, capture_output=True)
+    expected = b"140\n" if limit == 4096 else b"this process may have 128; raise the limit (ulimit -n)"
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert expected in done.stdout
 
 
 # -- datasets of tokenmill

@@ -23,7 +23,7 @@ SAMPLES = 300
 CHILD = """
 import sys
 builds = []
-sys.addaudithook(lambda event, _: builds.append(event) if event == "tempfile.mkdtemp" else None)
+sys.addaudithook(lambda event, args: builds.append(event) if event == "os.mkdir" and ".new-" in str(args[0]) else None)
 import tokenmill.data
 samples = tokenmill.data.open(sys.argv[1], seq_length=64, index_cache=sys.argv[2])
 print("opened", flush=True)
@@ -60,7 +60,10 @@ def start(pair: Path, store: Path) -> subprocess.Popen[str]:
 
 def finish(child: subprocess.Popen[str]) -> tuple[str, int]:
     """Return the digest and the number of orders that the process computed."""
-    output, _ = child.communicate(timeout=60)
+    try:
+        output, _ = child.communicate(timeout=60)
+    finally:
+        child.kill()
     assert child.returncode == 0
     digest, builds = output.splitlines()[-1].split()
     return digest, int(builds)
@@ -110,6 +113,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "a dtype of objects": lambda entry: change_description(entry, dtype="|O"),
     "an unknown dtype": lambda entry: change_description(entry, dtype="x"),
     "a negative length": lambda entry: change_description(entry, length=-1),
+    "a description that is nested too deeply": lambda entry: (entry / "order.json").write_text('{"a":' * 100_000),
 }
 
 
@@ -122,6 +126,29 @@ def test_a_damaged_entry_is_computed_again(pair: Path, expected: str, tmp_path: 
     assert read(pair, tmp_path) == expected
     assert entries(tmp_path) == [entry]
     assert {path.name: path.read_bytes() for path in entry.iterdir()} == stored
+
+
+@pytest.mark.parametrize("name", ["order.json", "ends", "lock"])
+def test_a_pipe_in_the_store_is_not_waited_for(pair: Path, expected: str, tmp_path: Path, name: str) -> None:
+    read(pair, tmp_path)
+    (entry,) = entries(tmp_path)
+    if name == "lock":
+        shutil.rmtree(entry)
+    path = Path(f"{entry}.lock") if name == "lock" else entry / name
+    path.unlink()
+    os.mkfifo(path)
+    assert finish(start(pair, tmp_path))[0] == expected
+
+
+def test_a_lock_that_is_a_link_creates_no_file_elsewhere(pair: Path, expected: str, tmp_path: Path) -> None:
+    store, victim = tmp_path / "store", tmp_path / "victim"
+    read(pair, store)
+    (entry,) = entries(store)
+    shutil.rmtree(entry)
+    Path(f"{entry}.lock").unlink()
+    Path(f"{entry}.lock").symlink_to(victim)
+    assert read(pair, store) == expected
+    assert not victim.exists()
 
 
 def test_other_requests_have_other_orders(pair: Path, tmp_path: Path) -> None:

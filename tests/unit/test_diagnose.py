@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.commandline import CommandResult, run_in_process
-from tokenmill.training.diagnose import flight_pickle
+from tokenmill.files.pickles import load_pickle
+from tokenmill.training.diagnose import flight_records
 from tokenmill.training.diagnose.evidence import MAX_FILE_BYTES
-from tokenmill.training.diagnose.flight_pickle import UnreadableFile, load_plain
+from tokenmill.training.diagnose.flight_records import UnreadableFile, read_flight_record
 
 TENSOR, WORLD = ("4", "TENSOR_MODEL_PARALLEL_GROUP"), ("0", "default_pg")
 DATA_STACK = """Fatal Python error: Aborted
@@ -370,7 +371,7 @@ def test_a_pickle_that_names_code_is_not_run(tmp_path: Path, protocol: int) -> N
 
 def unreadable(data: bytes) -> str:
     with pytest.raises(UnreadableFile) as raised:
-        load_plain(data)
+        read_flight_record(data, 0)
     return str(raised.value)
 
 
@@ -379,9 +380,9 @@ PLAIN = {"a": [1, -2, 300, 70_000, 1 << 60, -(1 << 62), True, False, None, 1.5, 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_plain_values_of_every_protocol(protocol: int) -> None:
-    assert load_plain(pickle.dumps(PLAIN, protocol)) == PLAIN
+    assert load_pickle(pickle.dumps(PLAIN, protocol)) == PLAIN
     long = {"k" * 300: list(range(3000))}
-    assert load_plain(pickle.dumps(long, protocol)) == long
+    assert load_pickle(pickle.dumps(long, protocol)) == long
 
 
 def test_a_truncated_pickle_is_refused_at_every_byte() -> None:
@@ -392,7 +393,7 @@ def test_a_truncated_pickle_is_refused_at_every_byte() -> None:
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_value_or_unreadable(data: bytes) -> None:
     with contextlib.suppress(UnreadableFile):
-        load_plain(b"\x80\x02" + data)
+        read_flight_record(b"\x80\x02" + data, 0)
 
 
 @pytest.mark.parametrize(
@@ -411,12 +412,12 @@ def test_any_bytes_are_a_value_or_unreadable(data: bytes) -> None:
 def test_pickles_that_exhaust_python_are_harmless(data: bytes) -> None:
     started = time.process_time()
     with contextlib.suppress(UnreadableFile):
-        load_plain(data)
+        read_flight_record(data, 0)
     assert time.process_time() - started < 1
 
 
 def test_the_number_of_values_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flight_pickle, "MAX_VALUES", 100)
+    monkeypatch.setattr(flight_records, "MAX_VALUES", 100)
     assert "more than 100 values" in unreadable(b"\x80\x02](" + b"}" * 100 + b"e.")
 
 

@@ -2,12 +2,14 @@
 
 import os
 import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tokenmill.tokens.workers import pool
 from tokenmill.tokens.workers.encoder_process import Task
 from tokenmill.tokens.workers.pool import _EncoderChild
 
@@ -45,3 +47,20 @@ def test_large_message_arrives_complete_before_the_end() -> None:
     with pytest.raises(EOFError):
         child.receive(60)
     assert child.end() == 0
+
+
+@pytest.mark.parametrize("direction", ["to the process", "from the process"])
+def test_a_message_without_progress_ends_the_process(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "STALL_SECONDS", 1)
+    parent_end, child_end = socket.socketpair()
+    child = _EncoderChild(subprocess.Popen(["sleep", "600"]), parent_end, forked=False)
+    if direction == "to the process":
+        child.load_encoder(Task("hf", "", False, "a" * 3_000_000, ("text",), None, "start"))
+        child_end.close()
+    else:
+        child_end.sendall(struct.pack("!i", 1000) + b"the first bytes of a message")
+    with pytest.raises(EOFError):
+        child.receive(60)
+    expected = "did not receive a message" if direction == "to the process" else "did not continue a message"
+    assert child.describe_end(child.end()) == f"{expected} for 1 s"
+    child_end.close()

@@ -4,7 +4,11 @@ import errno
 import json
 import os
 import re
+import resource
+import subprocess
+import sys
 import threading
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -227,3 +231,37 @@ def test_list_is_read_packed_in_every_json_layout(
         for size in (1, len(data) // 2, len(data) - 3):
             path.write_bytes(data[:size])
             assert read_json(path, packed="files") is None
+
+
+READ_PACKED = """
+import sys
+from pathlib import Path
+from tokenmill.files.codec import read_json
+(item,) = read_json(Path(sys.argv[1]), packed="files")["files"]
+print(len(item["parts"]))
+"""
+
+
+def test_an_item_of_many_lines_is_read_in_linear_time(tmp_path: Path) -> None:
+    """A file of which many records were rejected has a range of lines for each: copies of the text end at the limit."""
+    count, path = 150_000, tmp_path / "manifest.json"
+    part = b'    {\n     "source": "shard-00000.jsonl",\n     "first": 123456789,\n     "count": 9\n    }'
+    parts = b",\n".join([part] * count)
+    path.write_bytes(b'{\n "files": [\n  {\n   "path": "a",\n   "parts": [\n' + parts + b"\n   ]\n  }\n ]\n}\n")
+    process = subprocess.Popen([sys.executable, "-c", READ_PACKED, path], stdout=subprocess.PIPE, text=True)
+    resource.prlimit(process.pid, resource.RLIMIT_CPU, (60, 60))
+    output, _ = process.communicate()
+    assert (process.returncode, output) == (0, f"{count}\n")
+
+
+def test_a_record_is_encoded_in_little_more_memory_than_its_text() -> None:
+    value = {"parts": [{"source": "shard-00000.jsonl", "first": 10 * number, "count": 9} for number in range(2000)]}
+    expected = json.dumps(value, indent=1) + "\n"
+    tracemalloc.start()
+    try:
+        text = readable_json(value)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert text.decode() == expected
+    assert peak < 4 * len(text)

@@ -25,6 +25,7 @@ from tokenmill.files.lease import (
     get_liveness,
     is_abandoned,
     new_token,
+    remove_abandoned,
 )
 from tokenmill.files.tree import Tree, UnexpectedEntry
 from tokenmill.machine import machine_identity, machine_tag, process_name, start_ticks
@@ -84,6 +85,40 @@ def test_a_temporary_file_is_abandoned_by_the_same_rule(tmp_path: Path, dead: in
     assert get_creator_liveness(f"scratch-{process_name()}") is Liveness.ALIVE
     assert get_creator_liveness(f"scratch-{other}-{dead}-0123abcd") is Liveness.UNKNOWN
     assert get_creator_liveness("scratch") is None
+
+
+def test_a_later_process_with_the_same_number_is_not_the_maker(tmp_path: Path) -> None:
+    """The numbers of ended processes are used again, in containers within seconds; the start time tells them apart."""
+    number, started = os.getpid(), start_ticks(os.getpid()) or 0
+    old, own = f"{machine_tag()}-{number}.{started - 1}-0123abcd", f"{machine_tag()}-{number}.{started}-0123abcd"
+    assert get_creator_liveness(own) is Liveness.ALIVE
+    assert get_creator_liveness(f"scratch-{old}") is Liveness.DEAD
+    unnamed = f".a.{machine_tag()}-{number}-0123abcd.tmp"  # of a version whose names have no start time
+    assert get_creator_liveness(unnamed) is Liveness.UNKNOWN
+    for age, name, abandoned in ((0, f".a.{old}.tmp", True), (0, unnamed, False), (1e6, unnamed, True)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+        assert is_abandoned(tmp_path / name) == abandoned
+    (tmp_path / f".b.{own}.tmp").touch()
+    (tmp_path / f".c.{old}.tmp").mkdir()
+    (tmp_path / ".user.tmp").touch()
+    (tmp_path / f".link.{old}.tmp").symlink_to(tmp_path)
+    remove_abandoned(Tree(tmp_path), "")
+    assert {".user.tmp", f".b.{own}.tmp"} <= {path.name for path in tmp_path.iterdir()}
+    assert not list(tmp_path.glob(f".[ac].{old}.tmp"))
+
+
+def test_a_forked_child_has_its_own_identity() -> None:
+    names = [process_name()]
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, process_name().encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    names.append(os.read(read, 100).decode())
+    assert [name.split("-")[1].split(".")[0] for name in names] == [str(os.getpid()), str(child)]
+    assert get_creator_liveness(names[1]) is Liveness.DEAD
 
 
 def test_lease_is_held_until_its_block_ends(tmp_path: Path) -> None:
@@ -184,10 +219,11 @@ CLAIM: dict[str, Any] = {"owner": {"host": "h", "boot": "b", "namespace": "n", "
         b'{"owner": ' * 100_000,
         b" " * (1 << 20),
         b"\xff",
+        json.dumps(CLAIM).encode().replace(b'"x"', b'"\xff"'),
         json.dumps(CLAIM | {"id": 7}).encode(),
         *(json.dumps(CLAIM | {"owner": CLAIM["owner"] | {"pid": pid}}).encode() for pid in (0, -1, 1 << 31, "1", 1.5)),
     ],
-    ids=range(16),
+    ids=range(17),
 )
 def test_unreadable_lease_has_an_unknown_owner(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "lease.json").write_bytes(content)

@@ -13,9 +13,10 @@ from support.commandline import CommandResult, run_in_process, run_many
 from support.memory import total_bytes
 from tokenmill.errors import RequestError
 from tokenmill.training.model import load_preset, model_from_fields, preset_names
-from tokenmill.training.planner.fit import LayoutConstraints, Machines, estimate_cost, search_layouts
+from tokenmill.training.planner.fit import Machines, estimate_cost, search_layouts
 from tokenmill.training.planner.layout import find_argument_errors, find_runtime_errors
 from tokenmill.training.planner.memory import GIB
+from tokenmill.training.planner.options import LayoutConstraints
 from tokenmill.training.planner.plan import GRACE_SECONDS
 from tokenmill.training.planner.storage import CheckpointSchedule, parse_storage
 from tokenmill.training.settings import Settings, derive_settings
@@ -566,7 +567,7 @@ def test_table_is_readable(tmp_path: Path) -> None:
     head, *rows = lines[start : lines.index("", start)]
     assert head.split()[:3] == ["TP", "PP", "VPP"] and len(rows) == 2
     assert {len(line) for line in (head, *rows)} == {len(head)}  # the columns are aligned
-    for text in ("16 GPUs (2 x 8)", "512 sequences = 524,288 tokens", "cost 1.", "MFU of 40%", "checkpoint: 0.9 GB"):
+    for text in ("16 GPUs (2 x 8)", "512 sequences = 524,288 tokens", "cost 1.", "MFU of 40%", "checkpoint: 896.76 MB"):
         assert text in out, text
     assert "more layouts fit; show them with --top" in out and f"-f {file}" in out
 

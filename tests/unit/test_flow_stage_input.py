@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from support import stages
+from tokenmill.datasets.dataset import verify_outputs
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.flow.attempt import planning_lease
 from tokenmill.flow.contract import Origin, Part
@@ -23,7 +24,6 @@ from tokenmill.flow.worker import Summary
 from tokenmill.selection import Selection
 from tokenmill.stages.registry import CONCATENATE, EXTRACT, KINDS, PREPROCESS, earlier_kinds
 from tokenmill.suffixes import DATA_SUFFIXES
-from tokenmill.tokens.dataset import verify_outputs
 
 FILES = 4
 

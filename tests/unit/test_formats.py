@@ -403,13 +403,11 @@ def test_a_damaged_arrow_file_is_refused(tmp_path: Path) -> None:
         whole = path.read_bytes()
         with pa.ipc.open_stream(whole) if stream else pa.ipc.open_file(whole):
             pass
-        cuts = [len(whole) - 8, len(whole) - 1, len(whole) // 2, len(whole) - 8 - 200, 20]
+        cuts = [len(whole) - 8, len(whole) - 1, len(whole) // 2, len(whole) - 8 - 200, 20, 0]
         for damaged in [*(whole[:cut] for cut in cuts), whole + b"more"]:
             path.write_bytes(damaged)
             with pytest.raises(InputError, match=r"^corpus/file: damaged Arrow after row \d+: .*tokenmill download"):
                 _read(path, on_bad="quarantine")
-    path.write_bytes(b"")
-    assert _read(path) == ([], [], 0)
     assert _read(_arrow(path, table.slice(0, 0))) == ([], [], 0)
     # Offsets beyond the data: the process that follows them would read other memory, or crash.
     offsets = pa.py_buffer(b"".join(n.to_bytes(4, "little") for n in (0, 1 << 30, 2)))

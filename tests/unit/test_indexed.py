@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.errors import InputError, RequestError
+from tokenmill.datasets.formats.indexed import writer as writing
+from tokenmill.datasets.formats.indexed.reader import IndexedReader, dtype_for
+from tokenmill.datasets.formats.indexed.writer import IndexedWriter, WriterState
+from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.tokens.assemble import assemble
-from tokenmill.tokens.formats.indexed import writer as writing
-from tokenmill.tokens.formats.indexed.reader import IndexedReader, dtype_for
-from tokenmill.tokens.formats.indexed.writer import IndexedWriter, WriterState
 
 CONFORMANCE = Path(__file__).parents[1] / "conformance"
 PAIR = CONFORMANCE / "small-tiny_text_document"
@@ -36,16 +36,15 @@ def write_pair(prefix: Path, documents: list[list[list[int]]], dtype: str = "int
     with Path(f"{prefix}.bin").open("wb") as bin_file:
         writer = IndexedWriter(bin_file, prefix.with_name("index"), dtype)
         writer.add(*assemble(ids, offsets, counts, eod, dtype))
-    Path(f"{prefix}.idx").write_bytes(index_of(writer, prefix.with_name("index")))
+    Path(f"{prefix}.idx").write_bytes(index_of(writer))
     writer.discard()
 
 
-def index_of(writer: IndexedWriter, index: Path) -> bytes:
-    """Return the bytes of the .idx: the content of the writer's file, and the rest."""
-    rest = io.BytesIO()
-    writer.write_header()
-    writer.write_rest(rest)
-    return index.read_bytes()[: writer.index_bytes] + rest.getvalue()
+def index_of(writer: IndexedWriter) -> bytes:
+    """Return the bytes of the .idx."""
+    index = io.BytesIO()
+    writer.write_index(index)
+    return index.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +74,7 @@ def test_bytes_equal_megatron(
             ids = np.array([token for sentence in encoded for token in sentence], dtype=np.uint32)
             offsets = np.cumsum([0, *map(len, encoded)]).astype(np.uint64)
             writer.add(*assemble(ids, offsets, counts, eod, writer.dtype))
-        index = index_of(writer, tmp_path / key)
+        index = index_of(writer)
         writer.discard()
         assert hashlib.sha256(bin_file.getvalue()).hexdigest() == output["bin_sha256"]
         assert hashlib.sha256(index).hexdigest() == output["idx_sha256"]
@@ -185,7 +184,7 @@ def test_a_resumed_writer_gives_the_same_bytes(tmp_path: Path) -> None:
         killed.add(*EVEN)
         if saved_after == 2:
             killed.add(*first)
-        state = WriterState.from_json(json.loads(json.dumps(killed.save_state().to_json())))
+        state = WriterState.from_json(json.loads(json.dumps(killed.save_state("0" * 32).to_json())))
         killed.add(*lost)
         killed.close()
         parts.truncate(state.bin_bytes)
@@ -195,10 +194,10 @@ def test_a_resumed_writer_gives_the_same_bytes(tmp_path: Path) -> None:
             resumed.add(*first)
         resumed.add(*second)
         assert parts.getvalue() == whole.getvalue()
-        assert index_of(resumed, tmp_path / "killed") == index_of(straight, tmp_path / "straight")
+        assert index_of(resumed) == index_of(straight)
         resumed.close()
 
-    for name, size in (("killed", 8), ("killed.documents", 8)):
+    for name, size in (("killed.lengths", 8), ("killed.documents", 8)):
         data = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(b"\0" * size)
         with pytest.raises(InputError, match=rf"{name}: 8 bytes.*start the unit again"):
@@ -207,6 +206,19 @@ def test_a_resumed_writer_gives_the_same_bytes(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=rf"{name}: missing.*start the unit again"):
             IndexedWriter.resume(state, parts, tmp_path / "killed")
         (tmp_path / name).write_bytes(data)
+
+
+def test_lengths_that_the_file_system_lost_are_no_index(tmp_path: Path) -> None:
+    writer = IndexedWriter(io.BytesIO(), tmp_path / "p", "uint16")
+    writer.add(np.arange(6, dtype="uint16"), np.array([2, 4], "<i4"), np.array([2]))
+    whole = index_of(writer)
+    for name in ("p.lengths", "p.documents"):
+        data = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(bytes(len(data)))
+        with pytest.raises(TransientError, match=rf"{name} does not have the bytes"):
+            writer.write_index(io.BytesIO())
+        (tmp_path / name).write_bytes(data)
+    assert index_of(writer) == whole
 
 
 EVEN = (np.arange(30, dtype=np.int32), np.full(10, 3, np.int32), None)

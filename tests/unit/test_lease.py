@@ -115,7 +115,7 @@ def test_new_release_is_reported_once(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("TOKENMILL_RUN_FILE", str(path))
     reasons: list[str] = []
     watcher = ReleaseWatcher(reasons.append)
-    for text in ("older", "", "mine", "", "mine\n"):
+    for text in ("", "mine", "", "mine\n"):
         path.write_text(text)
         watcher.check()
     path.unlink()
@@ -128,9 +128,12 @@ def test_new_release_is_reported_once(tmp_path: Path, monkeypatch: pytest.Monkey
     watcher.check()
     watcher.check()
     assert len(reasons) == 1 and "names run theirs, but this is run mine" in reasons[0]
+    before_the_first_match = ReleaseWatcher(reasons.append)
+    before_the_first_match.check()
+    assert len(reasons) == 2
     monkeypatch.delenv("TOKENMILL_RUN_FILE")
     ReleaseWatcher(reasons.append).check()
-    assert len(reasons) == 1
+    assert len(reasons) == 2
 
 
 @pytest.mark.parametrize("place", [".tokenmill", ".tokenmill/train", ".tokenmill/train/owner.json"])

@@ -1,10 +1,14 @@
 """LogMonitor: the progress of a run and the cause of its end, from real lines of Megatron-LM and torchrun."""
 
+import io
+import queue
+import re
 import time
 
 import pytest
 
 from tokenmill.training.runtime.log_monitor import LogMonitor, TrainingProgress
+from tokenmill.training.runtime.output import pump_lines
 
 LINE = (
     " [2026-11-22 04:05:06.123456] iteration      {:3d}/    1000 | consumed samples:         4096 | elapsed time per "
@@ -19,6 +23,8 @@ NCCL = (
     "torch.distributed.DistBackendError: NCCL error in: /opt/NCCLUtils.hpp:268, unhandled system error, NCCL 2\n"
     "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.\nLast error:\n"
 )
+BAR = "\rloading:   0%|          | 0/20 [00:00<?, ?it/s]\rloading:  45%|████▌     | 9/20 [00:01<00:01,  8.52it/s]"
+"""A progress bar of tqdm, which has no newline while the loop runs, nor after an exception in the loop."""
 ARRAY = LEFT + "AttributeError: _ARRAY_API not found\n"
 
 
@@ -56,7 +62,7 @@ def prefix_lines(rank: int, text: str) -> str:
 
 def read(*parts: str) -> LogMonitor:
     monitor = LogMonitor()
-    for line in "".join(parts).splitlines(keepends=True):
+    for line in io.StringIO("".join(parts), newline="\n"):
         monitor.read_line(line)
     return monitor
 
@@ -87,6 +93,8 @@ def read(*parts: str) -> LogMonitor:
             "Input/output error",
         ),
         (ARRAY + prefix_lines(0, LEFT + CLOSED) + report(0, 1), "Connection closed by peer"),
+        (BAR + prefix_lines(0, LEFT + CLOSED) + report(0, 1), "Connection closed by peer"),
+        (BAR + LEFT + CLOSED + BAR + report(0, 1), "Connection closed by peer"),
         (
             LEFT + "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network "
             "address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use\n",
@@ -155,7 +163,26 @@ def test_transient_causes(output: str, cause: str) -> None:
         # Two ranks fail at once with mixed lines, and a third rank prints a warning.
         ((LEFT + "ValueError: wrong\n").replace("\n", "\nWARNING: unlike others\n"), "ValueError: wrong", False),
         (LEFT + "torch._dynamo.exc.Unsupported: call_function\n", "torch._dynamo.exc.Unsupported", False),
-        ("ERROR: Failed to compile the C++ helper functions\n" + report(0, 1), "ERROR: Failed to compile", False),
+        (
+            "ERROR: Failed to compile the C++ helper functions\n" + report(0, 1),
+            "rank 0 ended with exit code 1 without a traceback; the last line of the output: ERROR: Failed to compile",
+            False,
+        ),
+        (
+            LINE.format(7, "1.0", 0) + report(1, 3),
+            "rank 1 ended with exit code 3 without a traceback",
+            False,
+        ),
+        # The first rank that failed printed nothing, and the others lost their connections to it.
+        (prefix_lines(0, LEFT + CLOSED) + report(1, 1), "rank 1 ended with exit code 1 without a traceback", False),
+        (LEFT + CLOSED + report(1, 3), "rank 1 ended with exit code 3 without a traceback", False),
+        # Both failed within a second, which torchrun sorts by rank.
+        (
+            prefix_lines(0, LEFT + CLOSED) + report(0, 1).replace("-15 (pid: 19325)", "3 (pid: 19325)"),
+            "rank 1 ended with exit code 3 without a traceback",
+            False,
+        ),
+        (BAR + prefix_lines(1, LEFT + "ValueError: wrong") + report(1, 1), "ValueError: wrong", False),
         # Megatron-LM saves after NaN, and ends without a traceback.
         (
             "ERROR:megatron.core.rerun_state_machine:Unexpected result nan on rank 1 at iteration #3 invocation #1 "
@@ -177,6 +204,61 @@ def test_lasting_causes(output: str, cause: str, lasting: bool) -> None:
     assert cause in monitor.cause and not monitor.is_transient and monitor.is_permanent == lasting
 
 
+NAN = (
+    "ERROR:megatron.core.rerun_state_machine:Unexpected result nan on rank 1 at iteration #8 invocation #1 "
+    "(message='found NaN in local forward loss calculation')\n"
+)
+SAVING = "  [2026-11-22 04:05:06] saving checkpoint at iteration       7 to /c in torch_dist format\n"
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        (LINE.format(7, "1.0", 0) + NAN + SAVING + report(1, 16), True),
+        (LINE.format(7, "1.0", 0) + SAVING + report(0, 16), True),  # another node printed the cause
+        (LINE.format(7, "1.0", 0) + SAVING + report(0, 17), True),
+        (SAVING + LINE.format(8, "1.0", 0) + NAN + report(1, 1), False),  # without a save after the NaN
+        (NAN + SAVING + LINE.format(8, "1.0", 0) + SAVING + report(1, -9), False),
+        (LINE.format(7, "1.0", 0) + SAVING + prefix_lines(1, LEFT + "ValueError: wrong") + report(1, 1), False),
+    ],
+)
+def test_a_save_before_nan(output: str, expected: bool) -> None:
+    monitor = read(output)
+    assert monitor.saved_before_nan == expected
+    assert re.search("because of NaN|Unexpected result nan", monitor.cause) or not expected
+
+
+@pytest.mark.parametrize(
+    ("output", "hint"),
+    [
+        (
+            prefix_lines(1, LEFT + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"),
+            "training.microBatch",
+        ),
+        (prefix_lines(0, LEFT + "RuntimeError: HIP out of memory. Tried to allocate 2.00 GiB"), "training.microBatch"),
+        (prefix_lines(0, LEFT + "RuntimeError: CUDA error: out of memory"), "training.microBatch"),
+        (report(0, -9), "memory limit of the pods"),
+        (LEFT + "OSError: [Errno 12] Cannot allocate memory\n", "memory limit of the pods"),
+        (
+            LEFT
+            + "RuntimeError: [enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you\n",
+            "memory limit of the pods",
+        ),
+        (
+            prefix_lines(3, LEFT + "RuntimeError: DataLoader worker (pid 77) is killed by signal: Bus error. "),
+            "/dev/shm",
+        ),
+        (report(0, -11), ""),
+        (prefix_lines(0, LEFT + "RuntimeError: CUDA error: an illegal memory access was encountered"), ""),
+        (prefix_lines(0, LEFT + "ValueError: the memory of the past"), ""),
+        (LEFT + CLOSED, ""),
+    ],
+)
+def test_a_lack_of_memory_has_a_hint(output: str, hint: str) -> None:
+    text = read(output).hint
+    assert hint in text and bool(text) == bool(hint)
+
+
 @pytest.mark.parametrize(
     "healthy",
     [
@@ -196,6 +278,21 @@ def test_output_of_healthy_runs_is_ignored(healthy: str) -> None:
     assert read(healthy, LINE.format(1, "1.0E+01", 0), LEFT + CLOSED).is_transient
 
 
+@pytest.mark.parametrize("progress", [STARTED, LINE.format(7, "1.0", 0)])
+@pytest.mark.parametrize("failure", [prefix_lines(1, LEFT + "ValueError: wrong"), LEFT + "ValueError: wrong\n"])
+def test_a_failure_before_the_last_line_of_another_rank_is_the_cause(failure: str, progress: str) -> None:
+    assert "ValueError: wrong" in read(failure, progress, report(1, 1)).cause
+    assert "without a traceback" in read(failure, progress, LINE.format(8, "1.0", 0), report(1, 1)).cause
+    assert "without a traceback" in read(failure, progress, report(1, 3)).cause
+
+
+@pytest.mark.parametrize("progress", [STARTED, SAVING, LINE.format(7, "1.0", 0)])
+def test_a_line_before_the_last_progress_is_no_cause(progress: str) -> None:
+    warning = "WARNING: could not find the metadata file /c/latest_checkpointed_iteration.txt\n"
+    assert read(warning, progress).cause == ""
+    assert read(warning, progress, report(0, 3)).cause == "rank 0 ended with exit code 3 without a traceback"
+
+
 def test_progress() -> None:
     monitor = LogMonitor(tokens_per_iteration=2_000_000, peak_tflops=1000, iterations_between_reports=20)
     assert monitor.progress == TrainingProgress(None, saving=False, report_interval_seconds=0)
@@ -211,6 +308,26 @@ def test_progress() -> None:
     for iteration in range(10, 30):
         assert len(monitor.read_line(LINE.format(iteration, "2.0E+00", 0))[1]) == 1
     assert "the loss 10 is far from" in monitor.read_line(LINE.format(30, "1.0E+01", 0))[1][1]
+
+
+@pytest.mark.parametrize(("iteration", "silent"), [(89, False), (90, False), (91, True), (100, True), (101, False)])
+def test_the_output_is_silent_during_an_evaluation(iteration: int, silent: bool) -> None:
+    monitor = LogMonitor(log_interval=10, evaluation_interval=100, target=1000)
+    monitor.read_line(LINE.format(iteration, "1.0", 0))
+    assert monitor.progress.saving == silent
+    monitor.read_line(LINE.format(991, "1.0", 0))  # the run evaluates at its end
+    assert monitor.progress.saving
+
+
+def test_updates_of_a_progress_bar_are_one_line() -> None:
+    """Reading each update took a second of CPU for a megabyte."""
+    updates = b"".join(b"\rloading: %d%%|####" % percent for percent in range(50_000))
+    output = b"before\r\n" + updates + b"Traceback (most recent call last):\r\n  step()\nValueError: wrong\r"
+    batches: queue.Queue[list[bytes] | None] = queue.Queue()
+    pump_lines(io.BytesIO(output), batches)
+    lines = [line for batch in iter(batches.get, None) for line in batch]
+    assert b"".join(lines) == output + b"\n" and len(lines) < 100
+    assert read(*(line.decode() for line in lines)).cause == "ValueError: wrong"
 
 
 def test_a_gradient_that_is_not_a_number_is_reported() -> None:
@@ -231,10 +348,40 @@ def test_run_that_does_not_resume_is_aborted() -> None:
     assert "did not load the checkpoint of iteration 100" in monitor.abort_reason
     assert not read(fresh).abort_reason
     monitor = LogMonitor(resume_iteration=100)
-    monitor.read_line(LINE.format(101, "1.0", 0))
-    assert not monitor.abort_reason
     monitor.read_line(LINE.format(100, "1.0", 0))
     assert "at iteration 100, but must continue after iteration 100" in monitor.abort_reason
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a document with iteration 10/ 100 | in it\n",
+        " iteration       10/     100 |\n",
+        "a document about a log that will not load any checkpoints and will start from random\n",
+        "text: [before the start of training step] datetime: and saving checkpoint at iteration 7\n",
+    ],
+)
+def test_text_of_the_data_is_no_line_of_megatron_lm(text: str) -> None:
+    monitor = LogMonitor(resume_iteration=100)
+    assert monitor.read_line(text) == (False, [])
+    assert not monitor.abort_reason and not monitor.saving and not monitor.training_started
+
+
+def test_old_lines_do_not_matter_after_the_first_iteration() -> None:
+    """A trainer that has continued after its checkpoint has loaded it, whatever it prints later."""
+    monitor = LogMonitor(resume_iteration=100)
+    assert monitor.read_line(LINE.format(101, "1.0", 0))[0]
+    assert monitor.read_line(LINE.format(7, "1.0", 0)) == (False, [])
+    monitor.read_line("    will not load any checkpoints and will start from random\n")
+    assert not monitor.abort_reason and monitor.iteration == 101
+
+
+def test_lines_after_an_unfinished_progress_bar_count() -> None:
+    monitor = LogMonitor(resume_iteration=6)
+    bar = BAR.rpartition("\r")[2]
+    assert monitor.read_line(f"{bar}{LINE.format(7, '1.0', 0)}")[0] and monitor.iteration == 7
+    assert monitor.read_line(f"{bar}  saving checkpoint at iteration       7 to /c in torch_dist format\n")[0]
+    assert monitor.saving
 
 
 def test_verbose_ranks_are_read_fast_enough() -> None:

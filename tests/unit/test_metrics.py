@@ -1,11 +1,13 @@
 """Metrics of the data stages: served while a stage runs, in a file and at a Pushgateway after its end."""
 
+import contextlib
 import json
 import shutil
 import socket
-import subprocess
+import threading
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ import pytest
 from support.commandline import finish, start, tokenmill
 from support.corpus import TOKENIZER
 from support.hub import Fault, Hub
-from support.metrics import Exposition, free_port, read_exposition, scrape, scrape_until
+from support.metrics import Exposition, free_port, read_exposition, scrape, scrape_until, start_pushgateway
 from tokenmill.flow.metrics import MAX_REASONS, StageCollector, StageMetrics
 
 SECRET = "hf_planted0123456789abcdef"
@@ -124,25 +126,48 @@ def test_all_stages_of_a_pipeline_have_metrics(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not shutil.which("prometheus-pushgateway"), reason="Prometheus' Pushgateway is not installed")
 def test_the_last_metrics_are_pushed(tmp_path: Path) -> None:
-    corpus, port = write_corpus(tmp_path / "corpus", files=1), free_port()
-    gateway = subprocess.Popen(
-        ["prometheus-pushgateway", f"--web.listen-address=127.0.0.1:{port}"], stderr=subprocess.DEVNULL
-    )
-    try:
-        scrape_until(port, lambda metrics: True)
+    corpus = write_corpus(tmp_path / "corpus", files=1)
+    with start_pushgateway() as port:
         for group in ("", "/metrics/job/extract/namespace/n%2Dm/instance/0"):
             url = f"http://127.0.0.1:{port}{group}"
             result = tokenmill("extract", corpus, tmp_path / "out", "--metrics-push", url)
             assert result.code == 0 and "warning" not in result.err, result.err
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
             pushed = Exposition(response.read().decode())
-    finally:
-        gateway.terminate()
-        gateway.wait()
     labels = {"job": "tokenmill", "instance": socket.gethostname()}
     assert pushed.get("tokenmill_stage_records_total", stage="extract", **labels) == 10
     labels = {"job": "extract", "instance": "0", "namespace": "n-m"}
     assert pushed.get("tokenmill_stage_records_total", stage="extract", **labels) == 10
+
+
+@pytest.fixture
+def slow_gateway() -> Iterator[str]:
+    """Yield the URL of a Pushgateway that sends a byte of its response every half second, and never all of it."""
+    ended = threading.Event()
+
+    def respond(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nX-A: ")
+            while not ended.wait(0.5):
+                connection.sendall(b"a")
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=respond, args=(server.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        ended.set()
+
+
+def test_a_slow_pushgateway_does_not_keep_a_command_from_ending(slow_gateway: str, tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "corpus", files=1)
+    result = tokenmill("extract", corpus, tmp_path / "out", "--metrics-push", slow_gateway, timeout=300)
+    assert result.code == 0, result
+    assert "warning: could not push metrics: the Pushgateway did not respond within 5 s" in result.err
 
 
 def test_a_failed_push_changes_no_result(tmp_path: Path) -> None:

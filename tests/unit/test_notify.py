@@ -230,6 +230,8 @@ def test_the_certificate_of_a_receiver_must_be_valid(corpus: Path, tmp_path: Pat
         assert "could not announce the end to 127.0.0.1: its certificate is not valid (self-signed certificate)" in (
             result.err
         )
+        missing = concatenate(corpus, url=receiver.url, REQUESTS_CA_BUNDLE=str(tmp_path / "missing"))
+        assert missing.code == 0 and f"REQUESTS_CA_BUNDLE names '{tmp_path / 'missing'}'" in missing.err
         trusted = concatenate(corpus, url=receiver.url, REQUESTS_CA_BUNDLE=f"{certificate}.crt")
         assert trusted.code == 0, trusted.err
     assert len(receiver.messages) == 1

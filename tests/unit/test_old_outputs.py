@@ -10,9 +10,9 @@ import pytest
 
 from support.commandline import tokenmill
 from tokenmill import sample
+from tokenmill.datasets.contract import PREPROCESS
 from tokenmill.files.codec import content_id
 from tokenmill.flow.record import StageRecord
-from tokenmill.tokens.contract import PREPROCESS
 
 TOKENIZER = Path(sample.__file__).parent / "tokenizer"
 STORED = Path(__file__).parent / "data" / "output-0.1.0"

@@ -17,6 +17,8 @@ from support.chat import conversations, lines, make_tokenizer
 from support.commandline import data_of, tokenmill
 from support.corpus import TOKENIZER, text
 from support.packing import read_output, read_rows
+from tokenmill.datasets.dataset import verify_outputs
+from tokenmill.datasets.formats.indexed.reader import IndexedReader
 from tokenmill.errors import InputError, RequestError
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import StageRecord
@@ -25,8 +27,6 @@ from tokenmill.flow.worker import Summary
 from tokenmill.packing.blend import ALL, BlendedDataset, PackBlend
 from tokenmill.stages import pack as pack_stage
 from tokenmill.stages.registry import KINDS, PACK, get_stage
-from tokenmill.tokens.dataset import verify_outputs
-from tokenmill.tokens.formats.indexed.reader import IndexedReader
 
 pytestmark = pytest.mark.slow
 
@@ -517,7 +517,7 @@ def test_a_damaged_mask_is_refused(chatted: Path, tmp_path: Path) -> None:
         pack(source, tmp_path / "out")
     (source / "a_mask_document.bin").unlink()
     with pytest.raises(
-        RequestError, match=r"1 of the 12 files that pack reads are missing .*: a_mask_document\.bin; run"
+        RequestError, match=r"1 of its 12 files that pack reads are missing .*: a_mask_document\.bin; run"
     ):
         pack(source, tmp_path / "out")
 

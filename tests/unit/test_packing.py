@@ -219,7 +219,7 @@ def test_a_blend_of_one_list_or_of_splits(tmp_path: Path) -> None:
         ({"valid": [{"path": "a"}]}, r"has no training data; add"),
         ({"datasets": [{"path": "a", "weight": 0}]}, r"all training data has the weight 0; set"),
         ({"datasets": [{"path": "a", "weight": -1}]}, r"datasets, 'a': the weight is -1\.0, but"),
-        ({"datasets": [{"path": "hf://datasets/o/n"}]}, r"is a source, but pack reads outputs"),
+        ({"datasets": [{"path": "hf://datasets/o/n"}]}, r"is an address, but only a path works here"),
         ({"datasets": [{"path": ""}]}, r"datasets: the path of dataset 0 is '', but it must be the output directory"),
         ({"datasets": [{"path": "a"}, {"path": "b\0"}]}, r"datasets: the path of dataset 1 is 'b\\x00', but"),
         (

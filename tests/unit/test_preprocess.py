@@ -13,6 +13,8 @@ import zstandard
 from support import stages
 from support.corpus import TOKENIZER as TINY
 from support.hub import Hub
+from tokenmill.datasets.dataset import find_dataset, find_document, verify_outputs
+from tokenmill.datasets.formats.indexed.reader import IndexedReader
 from tokenmill.errors import InputError, RequestError
 from tokenmill.flow.contract import EmptyPair
 from tokenmill.flow.progress import Reporter
@@ -20,8 +22,6 @@ from tokenmill.flow.stage import StageRun
 from tokenmill.flow.worker import Summary
 from tokenmill.selection import Selection
 from tokenmill.stages.registry import KINDS
-from tokenmill.tokens.dataset import find_dataset, find_document, verify_outputs
-from tokenmill.tokens.formats.indexed.reader import IndexedReader
 from tokenmill.tokens.tokenizer import decode
 
 pytestmark = pytest.mark.slow

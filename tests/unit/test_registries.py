@@ -10,8 +10,8 @@ import pytest
 
 from support.commandline import data_of, tokenmill
 from support.corpus import TOKENIZER, text
+from tokenmill.datasets.formats.indexed.reader import IndexedReader
 from tokenmill.tokens.engines import ENGINES, max_record_bytes
-from tokenmill.tokens.formats.indexed.reader import IndexedReader
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -39,10 +39,10 @@ TOY_FORMAT = """
     import json, os, signal
     import tokenmill.tokens.unit_tokenizer as unit
     from tokenmill.files.hashing import hash_file
-    from tokenmill.tokens import formats
-    from tokenmill.tokens.formats.base import Problem
+    from tokenmill.datasets import formats
+    from tokenmill.datasets.formats.base import Problem
 
-    unit.JOURNAL_SECONDS = 0.0
+    unit.JOURNAL_SECONDS = unit.JOURNAL_FACTOR = 0.0
 
     class Lines:
         def __init__(self, to, documents=0, sequences=0, tokens=0, bytes=0):

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import unicodedata
 from collections import Counter, defaultdict
@@ -13,11 +14,12 @@ from typing import Any, NamedTuple
 import pytest
 from tokenizers import Tokenizer
 
-from support import stages
+from support import run_files, stages
 from support.browser import Page
 from support.chat import lines, make_tokenizer
 from support.commandline import run_in_process, tokenmill
 from support.corpus import TOKENIZER
+from tokenmill.data.run_record import write_record
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.stage import StageRun
 from tokenmill.reporting.scripts import COMMON, OTHER, find_main_script
@@ -449,6 +451,22 @@ def test_pairs_without_documents(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("offset", "problem"), [(-16, "document indices decrease at"), (34, "sequence 0 has the length")]
+)
+def test_an_index_that_is_damaged(corpus: Corpus, tmp_path: Path, offset: int, problem: str) -> None:
+    """The index has its size; an entry of its document indices, and the first length, are wrong."""
+    output = shutil.copytree(corpus.output, tmp_path / "out")
+    index = min(output.glob("*.idx"))
+    data = bytearray(index.read_bytes())
+    data[offset + 3 + len(data) * (offset < 0)] = 0x80
+    index.write_bytes(data)
+    ended = run_in_process("report", output)
+    assert ended.code == 2, ended.err
+    assert f"{index}: " in ended.err and problem in ended.err and "--verify-hashes" in ended.err
+
+
+@pytest.mark.slow
 def test_directories_without_an_output(tmp_path: Path) -> None:
     for path, message in (
         (tmp_path, "run tokenmill preprocess first, or specify an output directory"),
@@ -457,6 +475,25 @@ def test_directories_without_an_output(tmp_path: Path) -> None:
         ended = run_in_process("report", path)
         assert ended.code == 2 and message in ended.err
     assert run_in_process("report", tmp_path, "--metrics", tmp_path).code == 2
+
+
+@pytest.mark.slow
+def test_a_run_whose_metrics_are_elsewhere(tmp_path: Path) -> None:
+    """The record of the run's data counts, also if the log is in another directory."""
+    run, log = tmp_path / "run", tmp_path / "slurm" / "job.out"
+    (run / ".tokenmill" / "train").mkdir(parents=True)
+    write_record(run, run_files.identity(kind="synthetic"), run_files.GLOBAL_BATCH)
+    log.parent.mkdir()
+    lines = [run_files.megatron_line(step, clock=step, loss=0.4 / step) for step in range(10, 400, 10)]
+    log.write_text("\n".join(lines))
+    summary = report(run, "--metrics", log)["summary"]
+    assert (summary["sequence_length"], summary["synthetic"]) == (run_files.SEQ_LENGTH, True)
+    assert summary["tokens"] == 390 * run_files.GLOBAL_BATCH * run_files.SEQ_LENGTH and summary["fingerprint"]
+    assert "SYNTHETIC" in run_in_process("report", run, "--metrics", log).out
+
+    write_record(log.parent, run_files.identity(seed=7), run_files.GLOBAL_BATCH)
+    ended = run_in_process("report", run, "--metrics", log)
+    assert ended.code == 2 and "the records of several runs" in ended.err
 
 
 @pytest.mark.slow
@@ -501,4 +538,22 @@ def test_page_in_a_browser(browser: Page, corpus: Corpus, tmp_path: Path) -> Non
     rows = browser.evaluate("document.querySelectorAll('tbody td.bar').length")
     assert bars == rows > len(corpus.texts)
     assert browser.list_requests() == [path.as_uri()]
+    assert browser.list_complaints() == []
+
+
+@pytest.mark.slow
+def test_plots_of_a_run_in_a_browser(browser: Page, tmp_path: Path) -> None:
+    run, path = tmp_path / "run", tmp_path / "run.html"
+    (run / ".tokenmill" / "train").mkdir(parents=True)
+    (run / "metrics.csv").write_text("step,loss\n" + "".join(f"{step},{2 / step}\n" for step in range(1, 2000)))
+    assert run_in_process("report", run, "--html", path).code == 0
+    for width in (1200, 375):
+        browser.resize(width, 900)
+        browser.open(path.as_uri())
+        assert browser.evaluate("document.querySelectorAll('section svg[data-kind=loss] path').length") == 2
+        assert browser.evaluate("document.scrollingElement.scrollWidth") <= width
+        measured = browser.measure_legibility()
+        assert measured["lowest"][0] >= 4.5 and measured["smallest"] >= 11, measured
+    browser.hover("svg[data-kind=loss]", 0.5)
+    assert re.search(r"run\s+\d\.\d{4}", browser.evaluate("document.querySelector('.tip').innerText"))
     assert browser.list_complaints() == []

@@ -33,7 +33,8 @@ def settings(model: str | dict[str, Any] = "125m", **sections: Any) -> Settings:
 
 def write_settings(tmp_path: Path, document: Any) -> Path:
     file = tmp_path / "run.json"
-    file.write_text(document if isinstance(document, str) else json.dumps(document))
+    text = document if isinstance(document, str) else json.dumps(document)
+    file.write_text(text, errors="surrogateescape")
     return file
 
 
@@ -84,6 +85,8 @@ def test_an_error_names_its_place(tmp_path: Path, sections: dict[str, Any], mess
         ("", "is not valid JSON"),
         ("[]", "Expected `object`, got `array`"),
         ("\x00", "is not valid JSON"),
+        ("\udcff", "is not valid JSON"),
+        ('{"release": "\udcff"}', "is not valid JSON"),
     ],
 )
 def test_an_invalid_file_is_refused(tmp_path: Path, document: str, message: str) -> None:
@@ -91,6 +94,17 @@ def test_an_invalid_file_is_refused(tmp_path: Path, document: str, message: str)
     with pytest.raises(RequestError, match=message) as refused:
         read_settings(file)
     assert str(file) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [("checkpoint", "path"), ("checkpoint", "loadPath"), ("dataset", "cachePath"), ("logs", "path")],
+)
+def test_the_address_of_a_bucket_is_no_path(section: str, key: str, tmp_path: Path) -> None:
+    document = content()
+    document[section] = document.get(section, {}) | {key: "s3://bucket/x"}
+    with pytest.raises(RequestError, match=rf"invalid {section}\.{key}: 's3://bucket/x' is an address"):
+        read_settings(write_settings(tmp_path, document))
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -109,7 +123,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ({"training": {"weightDecay": -0.1}}, "training.weightDecay is -0.1: it must be at least 0"),
         ({"parallelism": {"contextParallelSize": 0}}, "parallelism.contextParallelSize is 0"),
         ({"checkpoint": {"path": "/c", "saveInterval": 0}}, "checkpoint.saveInterval is 0"),
-        ({"checkpoint": {"path": "/c", "keep": 0}}, "checkpoint.keep is 0"),
+        ({"checkpoint": {"path": "/c", "keep": 1}}, "Expected `int` >= 2 - at `$.checkpoint.keep`"),
     ],
 )
 def test_an_invalid_count_is_refused(tmp_path: Path, sections: dict[str, Any], message: str) -> None:

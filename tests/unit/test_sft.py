@@ -132,6 +132,7 @@ def test_rejected_rows_are_reported() -> None:
         ("a.jsonl", ["--sample", 3], "--sample: it needs a source"),
         ("two.json", ["--split", "train"], "--split: the blend selects the files"),
         ("bad.json", [], "datasets[0] has no name"),
+        ("deep.json", [], "deep.json"),
         ("a.jsonl", ["--packed-format", "csv"], "'csv' is not one of"),
         ("a.jsonl", ["--over-long", "window"], "set --max-length"),
         ("a.jsonl", ["--pack-size", 8], "no sequence to pack"),
@@ -140,6 +141,7 @@ def test_rejected_rows_are_reported() -> None:
 def test_wrong_commands_exit_with_2(source: str, options: list[Any], message: str) -> None:
     Path("two.json").write_text(json.dumps({"datasets": [{"name": "x", "path": "a.jsonl"}]}))
     Path("bad.json").write_text(json.dumps({"datasets": [{"path": "a.jsonl"}]}))
+    Path("deep.json").write_text('{"a":' * 100_000)
     result = sft(source, "out", *options)
     assert result.code == 2, result.err
     assert message in " ".join(result.err.replace("│", " ").split())

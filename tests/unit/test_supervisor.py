@@ -25,7 +25,8 @@ def run(
         runner = supervisor.Supervisor(monitor or LogMonitor(), timeouts, peers, tasks, signals, poll)
         end = runner.run(["sh", "-c", script], {})
     print("END", json.dumps([end.exit_code, end.stopped, end.abort_reason, end.has_iterated]))
-STEP = "echo ' iteration 7/ 10 | elapsed time per iteration (ms): 100.0 |'"
+    return end
+STEP = "echo ' iteration 7/ 10 | consumed samples: 28 | elapsed time per iteration (ms): 100.0 |'"
 """
 
 
@@ -161,11 +162,54 @@ def test_a_launcher_that_closes_its_output_is_waited_for(tmp_path: Path) -> None
     assert end[0] == 7
 
 
-def test_a_launcher_that_waits_for_other_nodes_after_its_ranks_is_ended(tmp_path: Path) -> None:
-    launcher = "import subprocess, time; subprocess.run(['sleep', '1']); time.sleep(300)"
-    script = f'run("exec {sys.executable} -c " + chr(34) + {launcher!r} + chr(34))'
-    end, output = supervise(tmp_path, "supervisor.BARRIER_TIMEOUT_SECONDS = 1\n" + script)
-    assert end[0] == 0 and "all ranks of this node have ended" in output
+@pytest.mark.parametrize(
+    ("text", "code", "verdict", "reason"),
+    [
+        ("", None, 143, "the trainer ended with an unknown exit code before its target: iteration 5"),
+        (
+            "Traceback (most recent call last):\n  step()\nValueError: a bad batch",
+            1,
+            143,
+            "the trainer ended with exit code 1: ValueError: a bad batch; iteration 5",
+        ),
+        (
+            "E1122 06:03:28.134000 19316 api.py:1002] failed (exitcode: -9) local_rank: 0 (pid: 3) of binary: python",
+            -9,
+            143,
+            "the trainer ended with signal 9",
+        ),
+        (
+            "E1122 06:03:28.134000 19316 api.py:1002] failed (exitcode: 3) local_rank: 0 (pid: 3) of binary: python",
+            3,
+            143,
+            "the trainer ended with exit code 3",
+        ),
+        ("before: usage\ntrain.py: error: unrecognized arguments: --x", 1, 2, "before its first iteration: train.py"),
+    ],
+)
+def test_a_launcher_that_waits_after_its_ranks_is_ended(
+    tmp_path: Path, text: str, code: int | None, verdict: int, reason: str
+) -> None:
+    """torchrun waits for the other nodes' ranks; what its own ranks printed decides, and never an exit code 0."""
+    (tmp_path / "launcher.py").write_text(
+        f"import subprocess, sys, time\nsubprocess.run(['sleep', '1'])\nprint({text!r}, flush=True)\ntime.sleep(300)\n"
+    )
+    end, output = supervise(
+        tmp_path,
+        f"""
+from tokenmill.training.runtime.attempts import Attempt
+from tokenmill.training.runtime.verdict import decide_verdict
+supervisor.BARRIER_TIMEOUT_SECONDS = 1
+monitor = LogMonitor()
+launcher_exit = run("exec {sys.executable} launcher.py", monitor=monitor)
+trained = not {text.startswith("before")}
+verdict = decide_verdict(9, launcher_exit, monitor, Attempt("x", 5 * trained, saved=5 * trained), retried=trained)
+print("VERDICT", verdict.code, verdict.message)
+""",
+    )
+    assert end[0] == code and "all ranks of this node have ended" in output
+    assert f"VERDICT {verdict} " in output and reason in output.partition("VERDICT")[2]
+    assert "exit code 0" not in output
 
 
 def test_a_child_before_the_rendezvous_is_not_a_rank(tmp_path: Path) -> None:
@@ -202,3 +246,26 @@ run("exec sleep 300", rendezvous=1, poll=lambda met: time.monotonic() > since + 
     assert end[2] == (
         "all nodes have started, but their ranks did not connect for 0.0167 minutes (check the network between them)"
     )
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        "subprocess.run(['sleep', '3'], start_new_session=True)",
+        "print('E1122 06:03:28.134 16 x] failed (exitcode: 3)')",
+    ],
+)
+def test_a_launcher_that_waits_after_short_ranks_is_ended(tmp_path: Path, ranks: str) -> None:
+    """The ranks are visible in one poll of this process, or in none."""
+    (tmp_path / "launcher.py").write_text(
+        f"import subprocess, sys, time\n{ranks}\nsys.stdout.flush()\ntime.sleep(300)\n"
+    )
+    _, output = supervise(
+        tmp_path,
+        f"""
+supervisor.STARTUP_TASK_SECONDS = supervisor.TASK_SECONDS = 2
+supervisor.BARRIER_TIMEOUT_SECONDS = 1
+run("exec {sys.executable} launcher.py")
+""",
+    )
+    assert "all ranks of this node have ended" in output

@@ -10,6 +10,7 @@ import pytest
 from support import stages
 from support.corpus import TOKENIZER
 from tokenmill.cli.stage_result import report
+from tokenmill.datasets.dataset import find_dataset, find_document, verify_outputs
 from tokenmill.errors import InputError, RequestError
 from tokenmill.flow.contract import Files, InputRange, Part, StageKind
 from tokenmill.flow.lineage import narrow
@@ -23,7 +24,6 @@ from tokenmill.flow.status import list_statuses
 from tokenmill.flow.workspace import Workspace
 from tokenmill.stages import registry
 from tokenmill.suffixes import DATA_SUFFIXES
-from tokenmill.tokens.dataset import find_dataset, find_document, verify_outputs
 
 UPPERCASE = StageKind("uppercase", Files)
 

@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 
 from support.commandline import tokenmill
 from support.corpus import TOKENIZER as TINY
+from support.file_calls import read_log, start
 from support.mill import Mill
-from tokenmill.data.split import split_ranges
+from tokenmill.datasets.formats.indexed.reader import IndexedReader
+from tokenmill.datasets.split import split_ranges
 from tokenmill.errors import MachineError, RequestError, TokenmillError
-from tokenmill.tokens.formats.indexed.reader import IndexedReader
 from tokenmill.training.data import blend
 from tokenmill.training.data.blend import collect_datasets
 from tokenmill.training.data.datasets import TrainingData
@@ -507,6 +508,27 @@ def test_blend_of_one_pair_is_a_list(large: Path, tmp_path: Path) -> None:
     (tmp_path / "my data").symlink_to(large)
     result = tokenmill("blend", tmp_path / "other", tmp_path / "my data" / "a_text_document")
     assert result.code == 2 and "white space" in result.err
+
+
+OPEN = "import sys, tokenmill.data as data; data.open(sys.argv[1], seq_length=8, samples=50)"
+
+
+def test_an_output_is_read_once_for_all_of_its_named_pairs(mill: Mill, tmp_path: Path) -> None:
+    """A list of a thousand pairs of one output would otherwise read its thousand receipts a thousand times."""
+    names = [f"{number:02d}" for number in range(16)]
+    output, blend_file = mill.make("named", dict.fromkeys(names, 3)), tmp_path / "blend.txt"
+    pairs = [output / f"{name}_text_document" for name in names]
+    programs: list[tuple[int, tuple[str, ...], list[Any]]] = [
+        (1, ("-m", "tokenmill"), ["blend", blend_file, *pairs, "--split", "1,0,0"]),
+        (1, ("-c", OPEN), [blend_file]),
+        (2, ("-m", "tokenmill"), ["check-data", blend_file, "--seq-length", 8]),  # to check the files, and the samples
+    ]
+    for times, program, arguments in programs:
+        process = start(output, tmp_path / "calls", *arguments, program=program)
+        _, errors = process.communicate()
+        opened = [call.path for call in read_log(tmp_path / "calls") if call.name == "open"]
+        assert 0 < sum("/receipts/" in path for path in opened) <= times * len(names), errors
+        assert sum(path.endswith("/plan.json") for path in opened) <= 4
 
 
 def test_blend_overwrites_no_dataset(large: Path, small: Path, tmp_path: Path) -> None:

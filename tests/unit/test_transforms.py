@@ -93,6 +93,17 @@ def test_nemo_gym_rejects_a_prompt_that_is_not_messages(record: dict[str, Any], 
         ),
         ({"prompt": "Hi", "chosen": [GOOD, USER, GOOD], "rejected": [BAD]}, [USER], [GOOD, USER, GOOD], [BAD]),
         (NEMO_RL, [USER], [GOOD], [BAD]),
+        ({"messages": [SYSTEM, USER], "chosen": GOOD, "rejected": BAD}, [SYSTEM, USER], [GOOD], [BAD]),
+        (
+            {
+                "conversations": [{"from": "human", "value": "Hi"}],
+                "chosen": {"from": "gpt", "value": "Hello!"},
+                "rejected": {"from": "gpt", "value": "Go away."},
+            },
+            [USER],
+            [GOOD],
+            [BAD],
+        ),
     ],
 )
 def test_preference_reads_the_forms_of_trl_and_nemo_rl(
@@ -114,7 +125,7 @@ def test_preference_keeps_the_ranks_of_nemo_rl() -> None:
     assert builtin.binary_preference()(swapped) == {"prompt": "Hi", "chosen": "Hello!", "rejected": "Go away."}
 
 
-@pytest.mark.parametrize("text", ["preference", "binary_preference"])
+@pytest.mark.parametrize("text", ["preference", "binary_preference", "dpo", "good_answers"])
 @pytest.mark.parametrize(
     ("record", "expected"),
     [
@@ -160,7 +171,104 @@ def test_preference_rejects_what_a_trainer_refuses(text: str, record: dict[str, 
     assert reason(text, record) == expected
 
 
-@pytest.mark.parametrize("text", ["nemo_gym", "preference", "binary_preference", "megatron_sft"])
+def test_dpo_has_the_form_of_trl() -> None:
+    expected = {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD], "score": 1}
+    for record in ({"prompt": "Hi", "chosen": "Hello!", "rejected": "Go away."}, NEMO_RL):
+        assert builtin.dpo()({**record, "score": 1}) == expected
+    swapped = {**NEMO_RL, "completions": [{"rank": 2, "completion": [BAD]}, {"rank": 1.5, "completion": [GOOD]}]}
+    assert builtin.dpo()(swapped) == {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]}
+    again = builtin.dpo()(expected)
+    assert again == expected
+
+
+@pytest.mark.parametrize("label", [True, False, 1, 0, "true", "False"])
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"prompt": "Hi", "completion": "Hello!"},
+        {"prompt": [USER], "completion": [GOOD]},
+        {"messages": [USER, GOOD]},
+        {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello!"}]},
+    ],
+)
+@pytest.mark.parametrize("key", ["label", "kto_tag"])
+def test_kto_has_the_form_of_trl(record: dict[str, Any], key: str, label: object) -> None:
+    good = label in (True, 1, "true")
+    result = builtin.kto()({**record, key: label, "id": 7, "completions": 3})
+    assert result == {"prompt": [USER], "completion": [GOOD], "label": good, "id": 7, "completions": 3}
+    answers = builtin.good_answers()({**record, key: label, "id": 7})
+    assert answers == ({"prompt": [USER], "completion": [GOOD], "id": 7} if good else None)
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"prompt": "Hi", "completion": "a", "label": "good"}, "the label 'good' is neither true nor false"),
+        ({"prompt": "Hi", "completion": "a", "label": 2}, "the label 2 is neither true nor false"),
+        ({"prompt": "", "completion": "a", "label": True}, "the prompt is empty"),
+        ({"prompt": "Hi", "completion": "", "label": True}, "the answer is not a message of the assistant"),
+        ({"messages": [GOOD], "label": True}, "the prompt is empty"),
+        ({"messages": [USER, GOOD, USER], "label": True}, "the answer is not a message of the assistant"),
+    ],
+)
+def test_kto_rejects_what_a_trainer_cannot_read(record: dict[str, Any], expected: str) -> None:
+    assert reason("kto", record) == reason("good_answers", record) == expected
+
+
+def test_good_answers_of_pairs() -> None:
+    expected = {"prompt": [USER], "completion": [GOOD], "tools": [{"name": "f"}]}
+    for record in ({"prompt": "Hi", "chosen": "Hello!", "rejected": "Go away."}, NEMO_RL):
+        assert builtin.good_answers()({**record, "tools": [{"name": "f"}]}) == expected
+
+
+GYM = {"responses_create_params": {"input": [USER], "tools": [{"name": "f"}]}, "expected_answer": "42"}
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"prompt": "Hi", "answer": "42", "info": {"a": 1}}, {"prompt": [USER], "answer": "42", "info": {"a": 1}}),
+        ({"prompt": [SYSTEM, USER], "context": "c"}, {"prompt": [SYSTEM, USER], "context": "c"}),
+        ({"messages": [USER], "answer": "42"}, {"prompt": [USER], "answer": "42"}),
+        ({"prompt": "Hi", "messages": [USER, GOOD]}, {"prompt": [USER], "messages": [USER, GOOD]}),
+        (GYM, {"prompt": [USER], "tools": [{"name": "f"}], "expected_answer": "42"}),
+    ],
+)
+def test_grpo_keeps_the_keys_of_the_verifier(record: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert builtin.grpo()(record) == expected
+
+
+def test_verl_has_the_answer_as_ground_truth() -> None:
+    record = {"prompt": "Hi", "answer": "42", "level": 3, "ability": "math", "extra_info": {"index": 5}}
+    expected = {
+        "data_source": "gsm8k",
+        "prompt": [USER],
+        "reward_model": {"style": "rule", "ground_truth": "42"},
+        "ability": "math",
+        "extra_info": {"level": 3, "index": 5},
+    }
+    transform = load_transform(parse_call("verl(source=gsm8k)")).function
+    assert transform(record) == expected
+    assert transform({**record, "data_source": "aime"}) == {**expected, "data_source": "aime"}
+    assert transform(expected) == expected, "a row of verl is not changed"
+    gym = load_transform(parse_call("verl(answer=expected_answer,source=s)")).function(GYM)
+    assert gym is not None
+    assert gym["reward_model"]["ground_truth"] == "42" and gym["extra_info"] == {"tools": [{"name": "f"}]}
+    assert transform({"prompt": "Hi"}) is None and transform({"answer": "42"}) is None
+    assert reason("verl", {"prompt": "Hi", "answer": "42"}).startswith("it has no text under 'data_source'")
+    assert "'ground_truth'" in reason("verl(source=s)", {"prompt": "Hi", "reward_model": {}})
+
+
+@pytest.mark.parametrize("text", ["grpo", "verl(source=s)"])
+def test_prompt_with_an_answer_is_rejected(text: str) -> None:
+    assert "the prompt ends with an answer" in reason(text, {"messages": [USER, GOOD], "answer": "42"})
+    assert reason(text, {"prompt": "", "answer": "42"}) == "the prompt is empty"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["nemo_gym", "preference", "binary_preference", "megatron_sft", "dpo", "kto", "good_answers", "grpo", "verl"],
+)
 @pytest.mark.parametrize("record", [{}, {"chosen": "a"}, {"context": [USER]}, {"text": "x"}])
 def test_record_without_the_keys_is_dropped(text: str, record: dict[str, Any]) -> None:
     assert load_transform(parse_call(text)).function(record) is None

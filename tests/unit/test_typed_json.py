@@ -3,6 +3,28 @@
 import signal
 import sys
 from subprocess import run
+from typing import Any
+
+import pytest
+from msgspec import DecodeError, Struct
+
+from tokenmill.typed_json import decode_json
+
+
+class Record(Struct):
+    """A record whose unknown keys are skipped."""
+
+    name: str = ""
+
+
+@pytest.mark.parametrize("kind", [Record, Any], ids=["record", "any"])
+@pytest.mark.parametrize(
+    "data", [b"{", b'{"a":' * 100_000, b'{"name": "\xff"}', b"\xff"], ids=["cut", "deep", "bytes", "byte"]
+)
+def test_all_invalid_json_raises_one_error(kind: Any, data: bytes) -> None:
+    with pytest.raises(DecodeError):
+        decode_json(data, kind)
+
 
 FIRST_USE = """
 import sys

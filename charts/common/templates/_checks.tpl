@@ -1,11 +1,12 @@
 {{/*
 Refuse a pod that the API server would refuse, before Helm creates a release. A later failure of an upgrade leaves a
-revision behind, which `--atomic` rolls back. Input: the dict of tokenmill.podSpec, with the final "resources" and "claims"
-of the pod. Output: nothing, or fails.
+revision behind, which `--atomic` rolls back. Input: the dict of tokenmill.podSpec, with the final "resources", "claims" and
+"priorityClassName" of the pod. Output: nothing, or fails.
   {{ include "tokenmill.validatePod" (merge (dict "resources" $resources "claims" $claims) .) }}
 */}}
 {{- define "tokenmill.validatePod" -}}
 {{- include "tokenmill.validateNotify" .root -}}
+{{- include "tokenmill.validatePriorityClass" . -}}
 {{- include "tokenmill.validateResources" (dict "container" (.container | default .stage) "resources" .resources) -}}
 {{- range .root.Values.extraEnv }}
 {{- if and .value .valueFrom }}
@@ -27,6 +28,21 @@ of the pod. Output: nothing, or fails.
 {{- if has .mountPath $mountPaths }}{{ fail (printf "\nextraVolumeMounts: another volume is already mounted at %s.\nChoose another mountPath for %s." .mountPath .name) }}{{ end }}
 {{- $mountPaths = append $mountPaths .mountPath }}
 {{- end }}
+{{- end }}
+
+{{/*
+Check that the pod's priority class exists, if this render can read the cluster and `checkCluster` is true: the API server
+accepts a Job with an unknown class, and then refuses its pods. A cluster always has the classes system-*. Input: dict "root"
+$, "priorityClassName" (may be empty). Output: nothing, or fails.
+  {{ include "tokenmill.validatePriorityClass" (dict "root" . "priorityClassName" "high") }}
+*/}}
+{{- define "tokenmill.validatePriorityClass" -}}
+{{- $name := .priorityClassName | default "" -}}
+{{- if and $name (not (hasPrefix "system-" $name)) (ne (toJson .root.Values.checkCluster) "false") (eq (include "tokenmill.connected" .root) "true") -}}
+{{- if not (lookup "scheduling.k8s.io/v1" "PriorityClass" "" $name) }}
+{{- fail (printf "\npriorityClassName: there is no PriorityClass %q, and the API server would refuse each pod.\nCreate it, or name another one: kubectl get priorityclasses" $name) }}
+{{- end -}}
+{{- end -}}
 {{- end }}
 
 {{/*

@@ -45,7 +45,7 @@ Return the settings of this release that the next stage needs too. Input: the st
 {{- if ne $values.image.repository "localhost/tokenmill-jobs" }} {{ include "tokenmill.setOption" (list "image.repository" $values.image.repository) }}{{ end }}
 {{- with $values.image.tag }} {{ include "tokenmill.setOption" (list "image.tag" (toJson . | trimAll "\"")) }}{{ end }}
 {{- with $values.image.digest }} {{ include "tokenmill.setOption" (list "image.digest" .) }}{{ end }}
-{{- with $values.hub.tokenSecret.name }} {{ include "tokenmill.setOption" (list "hub.tokenSecret.name" .) }}{{ end }}
+{{- with ($values.hub.tokenSecret).name }} {{ include "tokenmill.setOption" (list "hub.tokenSecret.name" .) }}{{ end }}
 {{- end }}
 
 {{/*

@@ -60,8 +60,8 @@ Output: YAML of a pod's spec.
 {{- $placement = merge (dict "nodeSelector" $nodeSelector "tolerations" $tolerations) $placement -}}
 {{- $claims := .claims -}}
 {{- if not $claims }}{{ $claims = include "tokenmill.claims" . | fromYamlArray }}{{ end -}}
-{{- $resources := include "tokenmill.resources" (dict "root" .root "resources" (.resources | default $values.resources)) | fromJson -}}
-{{- include "tokenmill.validatePod" (merge (dict "resources" $resources "claims" $claims) .) -}}
+{{- $resources := include "tokenmill.resources" (dict "root" .root "resources" (.resources | default $values.resources | default dict)) | fromJson -}}
+{{- include "tokenmill.validatePod" (merge (dict "resources" $resources "claims" $claims "priorityClassName" $placement.priorityClassName) .) -}}
 {{- with ternary .restartPolicy "Never" (hasKey . "restartPolicy") -}}
 restartPolicy: {{ . }}
 {{ end -}}

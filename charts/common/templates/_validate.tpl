@@ -123,18 +123,48 @@ claim. Output: nothing, or fails.
 {{- if and $ca (not (lookup "v1" "ConfigMap" .root.Release.Namespace $ca)) }}
 {{- fail (printf "\nenvironment.caBundle.configMap: there is no ConfigMap %q in namespace %s, and the pods would wait for it forever.\nCreate it: kubectl create configmap %s -n %s --from-file=%s" $ca .root.Release.Namespace $ca .root.Release.Namespace .root.Values.environment.caBundle.key) }}
 {{- end }}
+{{- include "tokenmill.validateKey" (dict "root" .root "setting" "environment.caBundle.key" "kind" "ConfigMap" "name" $ca "key" .root.Values.environment.caBundle.key) }}
 {{- $values := .root.Values }}
 {{- $webhook := $values.notify.urlSecret.name }}
 {{- if and $webhook (not (lookup "v1" "Secret" .root.Release.Namespace $webhook)) }}
 {{- fail (printf "\nnotify.urlSecret.name: there is no Secret %q in namespace %s, and the end would not be announced.\nCreate it: kubectl create secret generic %s -n %s --from-file=%s=/dev/stdin" $webhook .root.Release.Namespace $webhook .root.Release.Namespace $values.notify.urlSecret.key) }}
 {{- end }}
+{{- include "tokenmill.validateKey" (dict "root" .root "setting" "notify.urlSecret.key" "kind" "Secret" "name" $webhook "key" $values.notify.urlSecret.key) }}
 {{- $account := ternary "" $values.serviceAccount.name (eq true $values.serviceAccount.create) }}
 {{- range list (list "hub.tokenSecret.name" "Secret" (($values.hub).tokenSecret).name) (list "serviceAccount.name" "ServiceAccount" $account) }}
 {{- if and (last .) (not (lookup "v1" (index . 1) $.root.Release.Namespace (last .))) }}
 {{- fail (printf "\n%s: there is no %s %q in namespace %s, and the pods would wait for it forever.\nCreate it, or name another one: kubectl get %s -n %s" (first .) (index . 1) (last .) $.root.Release.Namespace (lower (index . 1)) $.root.Release.Namespace) }}
 {{- end }}
 {{- end }}
+{{- with ($values.hub).tokenSecret }}
+{{- include "tokenmill.validateKey" (dict "root" $.root "setting" "hub.tokenSecret.key" "kind" "Secret" "name" .name "key" .key) }}
 {{- end }}
+{{- range $values.extraEnv }}
+{{- $variable := .name }}
+{{- range $kind, $reference := dict "Secret" (.valueFrom).secretKeyRef "ConfigMap" (.valueFrom).configMapKeyRef }}
+{{- if and $reference (not $reference.optional) }}
+{{- if not (lookup "v1" $kind $.root.Release.Namespace $reference.name) }}
+{{- fail (printf "\nextraEnv: there is no %s %q in namespace %s for the variable %s, and the pods would wait for it forever.\nCreate it, or name another one: kubectl get %s -n %s" $kind $reference.name $.root.Release.Namespace $variable (lower $kind) $.root.Release.Namespace) }}
+{{- end }}
+{{- include "tokenmill.validateKey" (dict "root" $.root "setting" (printf "extraEnv, variable %s" $variable) "kind" $kind "name" $reference.name "key" $reference.key) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
+Check that a ConfigMap or Secret that exists has a key: a container without it waits forever, or has no such file. Input:
+dict "root", "setting" that names the key, "kind", "name" and "key". Output: nothing, or fails.
+  {{ include "tokenmill.validateKey" (dict "root" . "setting" "hub.tokenSecret.key" "kind" "Secret" "name" "hub" "key" "token") }}
+*/}}
+{{- define "tokenmill.validateKey" -}}
+{{- $object := dict -}}
+{{- if .name }}{{ $object = lookup "v1" .kind .root.Release.Namespace .name | default dict }}{{ end -}}
+{{- $keys := merge dict ($object.data | default dict) ($object.binaryData | default dict) | keys | sortAlpha -}}
+{{- if and $object (not (has .key $keys)) }}
+{{- fail (printf "\n%s: the %s %q in namespace %s has no key %q; it has %s.\nAdd the key, or set another one." .setting .kind .name .root.Release.Namespace .key (join ", " $keys | default "no keys")) }}
 {{- end }}
 {{- end }}
 
@@ -160,6 +190,9 @@ Check that a path is relative to its volume and stays inside. Input: dict "key" 
 {{- define "tokenmill.validatePath" -}}
 {{- if hasPrefix "/" (.path | default "") }}
 {{- fail (printf "\n%s=%q begins with a slash: the path must be relative to the volume, which the pod mounts at %s.\nSet a path such as %q." .key .path .mount (trimPrefix "/" (trimPrefix .mount .path))) }}
+{{- end }}
+{{- if regexMatch "^[A-Za-z][A-Za-z0-9+.-]*:/|://" (.path | default "") }}
+{{- fail (printf "\n%s=%q is an address: the path must be a directory on the volume. Buckets are not supported here.\nSet a path below the root of the volume, such as slimpajama/preprocessed." .key .path) }}
 {{- end }}
 {{- range splitList "/" (.path | default "") }}
 {{- if has . (list "." "..") }}

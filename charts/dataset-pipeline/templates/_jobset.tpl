@@ -9,8 +9,20 @@ Input: $. Output: documents.
       "hash" (include "dataset-pipeline.hash" .)
       "spec" (include "dataset-pipeline.jobset" (dict "root" . "empty" false))
       "empty" (include "dataset-pipeline.jobset" (dict "root" . "empty" true))
+      "pods" (include "dataset-pipeline.pods" . | fromJson)
       "neverClear" (ne .Values.job.naming "release")
       "onRollback" .Values.job.onRollback) }}
+{{- end }}
+
+{{/*
+Return the pod template of each stage's Job. Input: $. Output: JSON of stage to YAML, in which numbers
+are without exponents.
+  {{ include "dataset-pipeline.pods" . | fromJson }}
+*/}}
+{{- define "dataset-pipeline.pods" -}}
+{{- $pods := dict -}}
+{{- range (include "dataset-pipeline.jobsetSpec" . | fromYaml).replicatedJobs }}{{ $_ := set $pods .name (toJson .template.spec.template) }}{{ end -}}
+{{ toJson $pods }}
 {{- end }}
 
 {{/*

@@ -9,12 +9,13 @@ Output: YAML of a pod template: metadata and spec.
 {{- $values := .root.Values -}}
 {{- $placement := pick $values "priorityClassName" "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" -}}
 {{- $_ := set $placement "schedulerName" ($values.gang.schedulerName | default $values.schedulerName) -}}
+{{- $_ := set $placement "tolerations" (include "megatron-training.tolerations" .root | fromJsonArray) -}}
 {{- range $key, $value := .overrides }}{{ if not (kindIs "invalid" $value) }}{{ $_ := set $placement $key $value }}{{ end }}{{ end -}}
 {{- $pod := merge (dict "stage" "train"
       "arguments" (printf "- train\n- %s" (include "megatron-training.settingsPath" .root))
       "environment" (printf "%s%s%s" (include "megatron-training.environment" .) (include "tokenmill.metricsEnvironment" .root) (include "megatron-training.notifyEnvironment" .root))
       "containerFields" (include "tokenmill.metricsPorts" .root)
-      "overridden" (keys $values.environmentVariables)
+      "overridden" (keys ($values.environmentVariables | default dict))
       "claims" (include "megatron-training.claims" .root | fromYamlArray)
       "resources" (include "megatron-training.resources" .root | fromJson)
       "mounts" (printf "%s%s" (include "megatron-training.mounts" .root) (include "tokenmill.notifyMounts" .root))
@@ -34,6 +35,20 @@ spec:
   {{- with include "megatron-training.importWait" .root }}
   initContainers: {{- . | nindent 4 }}
   {{- end }}
+{{- end }}
+
+{{/*
+Return the tolerations of the training pods: those of the values, and one for the taint of nodes with GPUs, whose key is by
+convention the name of the resource that the pods request. Input: $. Output: a JSON list.
+  {{ $tolerations := include "megatron-training.tolerations" . | fromJsonArray }}
+*/}}
+{{- define "megatron-training.tolerations" -}}
+{{- $tolerations := .Values.tolerations | default list -}}
+{{- $resource := .Values.gpu.resource | default "" -}}
+{{- $tolerated := empty $resource -}}
+{{- range $tolerations }}{{ if has (.key | default "") (list "" $resource) }}{{ $tolerated = true }}{{ end }}{{ end -}}
+{{- if not $tolerated }}{{ $tolerations = append $tolerations (dict "key" $resource "operator" "Exists" "effect" "NoSchedule") }}{{ end -}}
+{{ toJson $tolerations }}
 {{- end }}
 
 {{/*
@@ -62,13 +77,15 @@ MASTER_ADDR and MASTER_PORT. Input: the dict of megatron-training.podTemplate. O
 {{- define "megatron-training.environment" -}}
 - {name: TOKENMILL_NODES, value: {{ toJson .root.Values.training.nodes | quote }}}
 - {name: TOKENMILL_RUN, value: {{ .run | quote }}}
+{{- if eq .root.Values.engine "pytorchjob" }}
 - {name: TOKENMILL_RUN_FILE, value: /etc/tokenmill-run/run}
+{{- end }}
 {{- with .environment }}
 {{ . }}
 {{- end }}
 {{- $extraNames := list }}{{ range .root.Values.extraEnv }}{{ $extraNames = append $extraNames .name }}{{ end }}
 {{- /* PyTorch reads the user's name, for which the image may lack an entry. */}}
-{{- range $name, $value := merge (dict) .root.Values.environmentVariables (dict "USER" "tokenmill") }}
+{{- range $name, $value := merge (dict) (.root.Values.environmentVariables | default dict) (dict "USER" "tokenmill") }}
 {{- $text := ternary $value (toJson $value) (kindIs "string" $value) }}
 {{- include "tokenmill.validateVariable" (dict "key" "environmentVariables" "name" $name "value" $text) }}
 {{- if not (has $name $extraNames) }}
@@ -108,7 +125,9 @@ Return the mounts of a training pod in addition to its claims: the settings, /tm
 {{- define "megatron-training.mounts" -}}
 - {name: settings, mountPath: /etc/tokenmill-training, readOnly: true}
 - {name: scratch, mountPath: /tmp, subPath: tmp}
+{{- if eq .Values.engine "pytorchjob" }}
 - {name: run, mountPath: /etc/tokenmill-run, readOnly: true}
+{{- end }}
 - {name: shm, mountPath: /dev/shm}
 {{- if .Values.network.hugepages2Mi }}
 - {name: hugepages, mountPath: /dev/hugepages}
@@ -116,14 +135,21 @@ Return the mounts of a training pod in addition to its claims: the settings, /tm
 {{- end }}
 
 {{/*
-Return the volumes of these mounts, except the scratch volume that every pod has. Input: $. Output: a YAML list.
+Return the volumes of these mounts, except the scratch volume that every pod has. A rollback deletes the settings of another
+run, and its pods that had not started would wait for them forever: without its settings a pod of a PyTorchJob starts, reads
+that the release names another run, and ends, so that its operator replaces it. The other engines' objects are immutable, and
+a rollback deletes the pods with them or fails. Input: $. Output: a YAML list.
   volumes: {{ include "megatron-training.volumes" . | nindent 2 }}
 */}}
 {{- define "megatron-training.volumes" -}}
 - name: settings
-  configMap: {name: {{ include "megatron-training.settingsName" . | quote }}}
+  {{- if eq .Values.engine "pytorchjob" }}
+  configMap: {name: {{ include "megatron-training.settingsName" . | quote }}, optional: true}
 - name: run
   configMap: {name: {{ include "megatron-training.runConfigMapName" . | quote }}}
+  {{- else }}
+  configMap: {name: {{ include "megatron-training.settingsName" . | quote }}}
+  {{- end }}
 - name: shm
   emptyDir: {medium: Memory, sizeLimit: {{ .Values.shmSize | quote }}}
 {{- if .Values.network.hugepages2Mi }}

@@ -12,14 +12,7 @@ Return TensorBoard for the run's events, its service, and the pod of `helm test`
 */}}
 {{- define "megatron-training.tensorboard" -}}
 {{- if .Values.tensorboard.enabled }}
-{{- $name := include "megatron-training.tensorboardName" . -}}
-{{- $tensorboard := .Values.tensorboard -}}
-{{- $claims := list (merge (dict "readOnly" true) (include "megatron-training.outputClaim" . | fromYaml)) -}}
-{{- $pod := dict "root" . "stage" "tensorboard" "environment" "" "claims" $claims "resources" $tensorboard.resources
-      "image" $tensorboard.image "graceSeconds" 5 "restartPolicy" "Always" "command" "- tensorboard"
-      "arguments" (printf "- --logdir\n- %s\n- --bind_all\n- --port=6006" (include "tokenmill.argument" (include "megatron-training.outputPath" (list . "logs"))))
-      "containerFields" "ports: [{name: http, containerPort: 6006}]\nreadinessProbe:\n  httpGet: {path: /, port: http}\n  periodSeconds: 5"
-      "placement" (pick $tensorboard "nodeSelector" "tolerations") }}
+{{- $name := include "megatron-training.tensorboardName" . }}
 ---
 apiVersion: apps/v1
 kind: Deployment
@@ -33,13 +26,7 @@ spec:
     matchLabels:
       {{- include "tokenmill.selectorLabels" . | nindent 6 }}
       app.kubernetes.io/component: tensorboard
-  template:
-    metadata:
-      labels: {{- include "tokenmill.podLabels" $pod | nindent 8 }}
-      {{- with .Values.podAnnotations }}
-      annotations: {{- toYaml . | nindent 8 }}
-      {{- end }}
-    spec: {{- include "tokenmill.podSpec" $pod | nindent 6 }}
+  template: {{- include "megatron-training.tensorboardPod" (dict "root" . "restartPolicy" "Always") | nindent 4 }}
 ---
 apiVersion: v1
 kind: Service
@@ -56,6 +43,26 @@ spec:
     - {name: http, port: 6006, targetPort: http}
 {{- include "megatron-training.test" . }}
 {{- end }}
+{{- end }}
+
+{{/*
+Return TensorBoard's pod template. Input: dict "root" $, "restartPolicy". Output: YAML.
+  template: {{ include "megatron-training.tensorboardPod" (dict "root" . "restartPolicy" "Always") | nindent 4 }}
+*/}}
+{{- define "megatron-training.tensorboardPod" -}}
+{{- $tensorboard := .root.Values.tensorboard -}}
+{{- $claims := list (merge (dict "readOnly" true) (include "megatron-training.outputClaim" .root | fromYaml)) -}}
+{{- $pod := merge (dict "stage" "tensorboard" "environment" "" "claims" $claims "resources" $tensorboard.resources
+      "image" $tensorboard.image "graceSeconds" 5 "command" "- tensorboard"
+      "arguments" (printf "- --logdir\n- %s\n- --bind_all\n- --port=6006" (include "tokenmill.argument" (include "megatron-training.outputPath" (list .root "logs"))))
+      "containerFields" "ports: [{name: http, containerPort: 6006}]\nreadinessProbe:\n  httpGet: {path: /, port: http}\n  periodSeconds: 5"
+      "placement" (pick $tensorboard "nodeSelector" "tolerations")) . -}}
+metadata:
+  labels: {{- include "tokenmill.podLabels" $pod | nindent 4 }}
+  {{- with .root.Values.podAnnotations }}
+  annotations: {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec: {{- include "tokenmill.podSpec" $pod | nindent 2 }}
 {{- end }}
 
 {{/*

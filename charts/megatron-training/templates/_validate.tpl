@@ -1,6 +1,7 @@
 {{/*
-Refuse invalid values before a pod is created: arithmetic on several keys, names, and the state of the cluster. The schema
-runs first and checks types and unknown keys. `tokenmill train` checks data and memory before a GPU is used.
+Refuse invalid values before a pod is created, because pods may wait hours for GPUs and minutes for their image: values that
+an installation chooses and that contradict each other, names, and the state of the cluster. The schema runs first and
+checks types and unknown keys. `tokenmill train` checks the model, data and memory before a GPU is used.
 Input: $. Output: nothing, or fails.
   {{ include "megatron-training.validate" . }}
 */}}
@@ -17,7 +18,7 @@ Input: $. Output: nothing, or fails.
 {{- end }}
 
 {{/*
-Check that the model is complete and has a position for each token. Input: $. Output: nothing, or fails.
+Check that the model is complete. Input: $. Output: nothing, or fails.
   {{ include "megatron-training.validateModel" . }}
 */}}
 {{- define "megatron-training.validateModel" -}}
@@ -26,11 +27,6 @@ Check that the model is complete and has a position for each token. Input: $. Ou
 {{- if not (index $model .) }}
 {{- fail (printf "\nmodel.size=custom needs model.custom.%s.\nSet at least numLayers, hiddenSize and numAttentionHeads, for example --set model.custom.numLayers=24 --set model.custom.hiddenSize=1024 --set model.custom.numAttentionHeads=16." .) }}
 {{- end }}
-{{- end }}
-{{- $length := $model.seqLength | default 2048 | int64 -}}
-{{- $positions := $model.maxPositionEmbeddings | default $length | int64 -}}
-{{- if gt $length $positions }}
-{{- fail (printf "\nthe model %s has seqLength=%d and maxPositionEmbeddings=%d: a sequence must not have more tokens than positions.\nLower model.custom.seqLength to %d, or raise model.custom.maxPositionEmbeddings to %d." $model.name $length $positions $positions $length) }}
 {{- end }}
 {{- end }}
 
@@ -45,19 +41,14 @@ Output: nothing, or fails.
 {{- $nodes := int64 .Values.training.nodes }}{{ $gpus := int64 .Values.training.gpusPerNode -}}
 {{- $model := printf "tensor %d x pipeline %d x context %d = %d" (int64 $layout.tensor) (int64 $layout.pipeline) (int64 $layout.context) $copy -}}
 {{- if mod $world $copy }}
-{{- $fittingNodes := $nodes -}}
-{{- range untilStep 1 (int (add $copy 1)) 1 }}{{ if and (gt (int64 .) $nodes) (eq $fittingNodes $nodes) (not (mod (mul . $gpus) $copy)) }}{{ $fittingNodes = int64 . }}{{ end }}{{ end -}}
-{{- if eq $fittingNodes $nodes }}{{ range untilStep (int $copy) 0 -1 }}{{ if not (mod (mul . $gpus) $copy) }}{{ $fittingNodes = int64 . }}{{ end }}{{ end }}{{ end -}}
-{{- fail (printf "\ntraining.nodes=%d x training.gpusPerNode=%d = %d GPUs is not a multiple of the GPUs of one copy of the model %s, %s: %d / %d leaves a remainder of %d.\nSet training.nodes=%d (%d GPUs), or change the values of parallelism.tensorModelParallelSize, .pipelineModelParallelSize and .contextParallelSize." $nodes $gpus $world (toString .Values.model.size) $model $world $copy (mod $world $copy) $fittingNodes (mul $fittingNodes $gpus)) }}
+{{- fail (printf "\ntraining.nodes=%d x training.gpusPerNode=%d = %d GPUs is not a multiple of the GPUs of one copy of the model %s, %s: %d / %d leaves a remainder of %d.\nSet training.nodes so that the GPUs are a multiple of %d, or change the values of parallelism.tensorModelParallelSize, .pipelineModelParallelSize and .contextParallelSize." $nodes $gpus $world (toString .Values.model.size) $model $world $copy (mod $world $copy) $copy) }}
 {{- end }}
 {{- $batch := int64 $layout.batch }}{{ $micro := int64 $layout.micro -}}
 {{- $step := mul $copies (default 1 $micro) -}}
 {{- if and $batch (mod $batch $step) }}
 {{- $divisor := printf "data parallel %d (%d GPUs / (%s))" $copies $world $model -}}
 {{- if $micro }}{{ $divisor = printf "training.microBatchSize=%d x %s = %d" $micro $divisor $step }}{{ end -}}
-{{- $nearest := list }}{{ if ge $batch $step }}{{ $nearest = append $nearest (printf "%d" (mul (div $batch $step) $step)) }}{{ end -}}
-{{- $nearest = append $nearest (printf "%d" (mul (add (div $batch $step) 1) $step)) -}}
-{{- fail (printf "\ntraining.globalBatchSize=%d is not divisible by %s: it leaves a remainder of %d.\nSet training.globalBatchSize=%s, or remove it." $batch $divisor (mod $batch $step) (join " or " $nearest)) }}
+{{- fail (printf "\ntraining.globalBatchSize=%d is not divisible by %s: it leaves a remainder of %d.\nSet training.globalBatchSize to a multiple of %d, or remove it." $batch $divisor (mod $batch $step) $step) }}
 {{- end }}
 {{- end }}
 
@@ -69,9 +60,6 @@ Refuse values that contradict each other. Input: $. Output: nothing, or fails.
 {{- $training := .Values.training -}}
 {{- if and $training.saveInterval (gt (int64 $training.saveInterval) (int64 $training.iterations)) }}
 {{- fail (printf "\ntraining.saveInterval=%d is above training.iterations=%d: the run would not save before its end.\nSet a lower interval, or remove it: the default is a tenth of the iterations." (int64 $training.saveInterval) (int64 $training.iterations)) }}
-{{- end }}
-{{- if lt (int64 .Values.checkpoint.keep) 2 }}
-{{- fail (printf "\ncheckpoint.keep=%d is too low: a run must keep at least 2 checkpoints, because the last one may be damaged.\nSet checkpoint.keep=2 or more." (int64 .Values.checkpoint.keep)) }}
 {{- end }}
 {{- range $key, $value := .Values.master }}
 {{- if and (not (kindIs "invalid" $value)) (ne $.Values.engine "pytorchjob") }}
@@ -208,6 +196,9 @@ Input: $. Output: nothing, or fails.
 {{- $secret := ternary .Values.checkpoint.import.tokenSecret.name "" (eq true .Values.checkpoint.import.enabled) }}
 {{- if and $secret (ne (toJson .Values.checkCluster) "false") (not (lookup "v1" "Secret" .Release.Namespace $secret)) }}
 {{- fail (printf "\ncheckpoint.import.tokenSecret.name: there is no Secret %q in namespace %s, and the import would wait for it forever.\nCreate it, or name another one: kubectl get secret -n %s" $secret .Release.Namespace .Release.Namespace) }}
+{{- end }}
+{{- if ne (toJson .Values.checkCluster) "false" }}
+{{- include "tokenmill.validateKey" (dict "root" . "setting" "checkpoint.import.tokenSecret.key" "kind" "Secret" "name" $secret "key" .Values.checkpoint.import.tokenSecret.key) }}
 {{- end }}
 {{- end }}
 {{- include "tokenmill.validateCluster" (merge (dict "root" . "name" .Release.Name

@@ -24,7 +24,7 @@ YAML.
   {{- range $rule := $group.rules -}}
     {{- $unknown = without $unknown $rule.alert -}}
     {{- if not (has $rule.alert $values.disabledAlerts) -}}
-      {{- $labels := merge (dict) $values.alertLabels $rule.labels -}}
+      {{- $labels := merge (dict) ($values.alertLabels | default dict) $rule.labels -}}
       {{- $runbook := dict "runbook_url" (printf "%s#%s" $values.runbook (lower $rule.alert)) -}}
       {{- $parts := dict "labels" $labels "annotations" (merge (dict) $rule.annotations $runbook) -}}
       {{- $rules = append $rules (merge $parts $rule) -}}

@@ -22,8 +22,8 @@ Return the objects for Azure Managed Lustre: a new file system, or an existing o
 {{- end }}
 
 {{/*
-Check the section: the service's steps and default maximum for each SKU (learn.microsoft.com, azure-managed-lustre,
-"Throughput configurations"), and the driver's rules (docs/driver-parameters.md). Input: $. Output: nothing, or fails.
+Check the section: the steps of each SKU, to which the driver would round up, and the driver's rules
+(docs/driver-parameters.md). The driver itself refuses a size above the SKU's maximum. Input: $. Output: nothing, or fails.
   {{ include "shared-storage.amlfs.rules" . }}
 */}}
 {{- define "shared-storage.amlfs.rules" -}}
@@ -33,7 +33,7 @@ Check the section: the service's steps and default maximum for each SKU (learn.m
 {{- end }}
 {{- if $amlfs.mgsIpAddress }}
 {{- include "shared-storage.validateStatic" (dict "root" . "section" "amlfs" "named" "mgsIpAddress" "keys" (list "zone" "maintenanceDayOfWeek"
-      "maintenanceTimeOfDayUtc" "maximumCapacityTiB" "location" "resourceGroupName" "vnetResourceGroup" "vnetName" "subnetName" "identities" "tags")) }}
+      "maintenanceTimeOfDayUtc" "location" "resourceGroupName" "vnetResourceGroup" "vnetName" "subnetName" "identities" "tags")) }}
 {{- include "shared-storage.validateRequired" (dict "root" . "section" "amlfs" "keys" (list "storageCapacityTiB") "remedy" "Add --set amlfs.storageCapacityTiB=SIZE, the size of the existing file system.") }}
 {{- if contains "${pv" $amlfs.subDir }}
 {{- fail (printf "\namlfs.subDir=%q contains a variable of the claim or volume, which the driver cannot replace with amlfs.mgsIpAddress.\nSet the directory's name." $amlfs.subDir) }}
@@ -44,13 +44,9 @@ Check the section: the service's steps and default maximum for each SKU (learn.m
 {{- $size := int64 $amlfs.storageCapacityTiB }}
 {{- $sku := trimPrefix "AMLFS-Durable-Premium-" $amlfs.skuName }}
 {{- $step := index (dict "40" 48 "125" 16 "250" 8 "500" 4) $sku | int64 }}
-{{- $maximum := $amlfs.maximumCapacityTiB | default (ternary 768 128 (eq $sku "40")) | int64 }}
 {{- if mod $size $step }}
 {{- $nextSize := mul (add1 (div $size $step)) $step }}
 {{- fail (printf "\namlfs.storageCapacityTiB=%d is not a multiple of %d, the step of amlfs.skuName=%s: Azure would create, and bill, %d TiB.\nSet %s%d." $size $step $amlfs.skuName $nextSize (ternary "" (printf "%d or " (sub $nextSize $step)) (lt $size $step)) $nextSize) }}
-{{- end }}
-{{- if gt $size $maximum }}
-{{- fail (printf "\namlfs.storageCapacityTiB=%d is above %d, %s for amlfs.skuName=%s.\nSet at most %d%s." $size $maximum (ternary "the value of amlfs.maximumCapacityTiB" "the default maximum of a subscription" (not (empty $amlfs.maximumCapacityTiB))) $amlfs.skuName $maximum (ternary "" (printf ". If Microsoft raised the maximum of your subscription, add --set amlfs.maximumCapacityTiB=%d" $size) (not (empty $amlfs.maximumCapacityTiB)))) }}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -18,62 +18,39 @@ Return the objects for Amazon FSx for Lustre: a new file system, or an existing 
 {{- end }}
 
 {{/*
-Refuse settings that the service refuses (docs.aws.amazon.com, fsx, APIReference, "CreateFileSystemLustreConfiguration", and
-LustreGuide). Input: $. Output: nothing, or fails.
+Refuse settings that the service or the driver may accept without an effect, although they protect the data or cost money.
+AWS refuses other combinations itself, as a message of the claim. Input: $. Output: nothing, or fails.
   {{ include "shared-storage.fsx.validateNew" . }}
 */}}
 {{- define "shared-storage.fsx.validateNew" -}}
 {{- $fsx := .Values.fsx -}}
-{{- $type := $fsx.deploymentType -}}
-{{- $hdd := eq $fsx.storageType "HDD" -}}
-{{- $persistent2 := eq $type "PERSISTENT_2" -}}
-{{- $throughput := $fsx.perUnitStorageThroughput | default 0 | int -}}
-{{- $allowed := index (dict "PERSISTENT_2" (list 125 250 500 1000) "PERSISTENT_1" (ternary (list 12 40) (list 50 100 200) $hdd)) $type -}}
+{{- $scratch := hasPrefix "SCRATCH" $fsx.deploymentType -}}
 {{- $query := dict "section" $fsx "prefix" "fsx." -}}
 {{- $backups := include "shared-storage.setKeys" (set $query "keys" (list "automaticBackupRetentionDays" "copyTagsToBackups" "dailyAutomaticBackupStartTime")) -}}
-{{- $s3 := include "shared-storage.setKeys" (set $query "keys" (list "s3ImportPath" "s3ExportPath" "autoImportPolicy")) -}}
-{{- $metadata := include "shared-storage.setKeys" (set $query "keys" (list "metadataConfigurationMode" "metadataIops")) -}}
-{{- $iops := $fsx.metadataIops | default 0 | int -}}
-{{- $iopsAllowed := or (has $iops (list 1500 3000 6000)) (and (le $iops 192000) (gt $iops 0) (eq (mod $iops 12000) 0)) -}}
-{{- $provisioned := eq $fsx.metadataConfigurationMode "USER_PROVISIONED" -}}
-{{- $values := printf "which allows %s MB/s per TiB%s" (join ", " $allowed) (ternary " on HDD" "" $hdd) -}}
 {{- range list
-      (list (and $hdd (ne $type "PERSISTENT_1")) (printf "fsx.storageType=HDD is not allowed for fsx.deploymentType=%s." $type) "Set fsx.deploymentType=PERSISTENT_1, or fsx.storageType=SSD.")
-      (list (and $hdd (not $fsx.driveCacheType)) "fsx.storageType=HDD needs fsx.driveCacheType." "Set it to NONE or READ.")
-      (list (and (not $hdd) $fsx.driveCacheType) (printf "fsx.driveCacheType=%s applies only to fsx.storageType=HDD." $fsx.driveCacheType) "Remove it.")
-      (list (and $throughput (not $allowed)) (printf "fsx.perUnitStorageThroughput=%d is not allowed for fsx.deploymentType=%s, which always has 200 MB/s per TiB." $throughput $type) "Add --set fsx.perUnitStorageThroughput=null, or choose a persistent type.")
-      (list (and $allowed (not $throughput)) (printf "fsx.perUnitStorageThroughput is not set for fsx.deploymentType=%s, %s." $type $values) "Set it to one of them.")
-      (list (and $allowed (not (has $throughput $allowed))) (printf "fsx.perUnitStorageThroughput=%d is not allowed for fsx.deploymentType=%s, %s." $throughput $type $values) "Set it to one of them.")
-      (list (and $fsx.kmsKeyId (not $allowed)) (printf "fsx.kmsKeyId is not allowed for fsx.deploymentType=%s." $type) "Remove it, or choose a persistent type.")
-      (list (and $backups (or $s3 (not $allowed))) (printf "%s cannot be set: FSx makes no backups of a %s." $backups (ternary "file system linked to S3" "scratch file system" (not (empty $allowed)))) "Remove them.")
-      (list (and $s3 $persistent2) (printf "%s cannot be set with fsx.deploymentType=PERSISTENT_2." $s3) "Choose SCRATCH_2 or PERSISTENT_1, or link the bucket after the file system exists: aws fsx create-data-repository-association.")
-      (list (and $s3 (not $fsx.s3ImportPath)) (printf "%s needs fsx.s3ImportPath." $s3) "Set it to a path in the same bucket.")
-      (list (and $fsx.s3ExportPath (ne (index (splitList "/" (printf "%s//" $fsx.s3ImportPath)) 2) (index (splitList "/" (printf "%s//" $fsx.s3ExportPath)) 2))) (printf "fsx.s3ExportPath=%s is in another bucket than fsx.s3ImportPath=%s." $fsx.s3ExportPath $fsx.s3ImportPath) "Set two paths in the same bucket.")
-      (list (and $metadata (not $persistent2)) (printf "%s cannot be set with fsx.deploymentType=%s." $metadata $type) "Remove them, or choose PERSISTENT_2.")
-      (list (and $fsx.efaEnabled (not (and $persistent2 $fsx.metadataConfigurationMode))) "fsx.efaEnabled needs fsx.deploymentType=PERSISTENT_2 with fsx.metadataConfigurationMode." "Set both; AUTOMATIC is enough for the second.")
-      (list (and $iops (not $provisioned)) (printf "fsx.metadataIops=%d applies only to fsx.metadataConfigurationMode=USER_PROVISIONED." $iops) "Set that mode, or remove fsx.metadataIops.")
-      (list (and $provisioned (not $iopsAllowed)) (printf "fsx.metadataIops=%d is not allowed." $iops) "Set it to 1500, 3000, 6000 or a multiple of 12000 up to 192000.")
-      (list (and $persistent2 (eq $fsx.fileSystemTypeVersion "2.10")) "fsx.fileSystemTypeVersion=2.10 is not allowed for fsx.deploymentType=PERSISTENT_2." "Set it to 2.12 or 2.15.")
-      (list (and $metadata (eq (toString $fsx.fileSystemTypeVersion) "2.12")) "fsx.fileSystemTypeVersion=2.12 is not allowed with fsx.metadataConfigurationMode." "Set it to 2.15.") }}
+      (list (and $fsx.kmsKeyId $scratch) (printf "fsx.kmsKeyId is not allowed for fsx.deploymentType=%s." $fsx.deploymentType) "Remove it, or choose a persistent type.")
+      (list (and $backups (or $fsx.s3ImportPath $scratch)) (printf "%s cannot be set: FSx makes no backups of a %s." $backups (ternary "scratch file system" "file system linked to S3" $scratch)) "Remove them.")
+      (list (and $fsx.metadataIops (not $fsx.metadataConfigurationMode)) (printf "fsx.metadataIops=%d is read only with fsx.metadataConfigurationMode." (int $fsx.metadataIops)) "Set fsx.metadataConfigurationMode=USER_PROVISIONED, or remove fsx.metadataIops.") }}
 {{- if first . }}{{ fail (printf "\n%s\n%s" (index . 1) (index . 2)) }}{{ end }}
 {{- end }}
 {{- end }}
 
 {{/*
-Check the capacity, which the driver would round up to the next step. Input: $. Output: nothing, or fails.
+Check the capacity, which the driver would round up to the next step (RoundUpVolumeSize of its pkg/util): AWS would bill the
+larger file system, which cannot shrink. Input: $. Output: nothing, or fails.
   {{ include "shared-storage.fsx.validateCapacity" . }}
 */}}
 {{- define "shared-storage.fsx.validateCapacity" -}}
 {{- $fsx := .Values.fsx -}}
 {{- $size := int $fsx.storageCapacityGiB -}}
-{{- $throughput := $fsx.perUnitStorageThroughput | default 0 | int -}}
 {{- $smallSizes := list 1200 -}}
 {{- $step := 2400 -}}
 {{- $reason := printf "fsx.deploymentType=%s" $fsx.deploymentType -}}
 {{- if eq $fsx.deploymentType "SCRATCH_1" }}{{ $smallSizes = list 1200 2400 }}{{ $step = 3600 }}{{ end -}}
-{{- if eq $fsx.storageType "HDD" }}{{ $smallSizes = list }}{{ $step = ternary 6000 1800 (eq $throughput 12) }}{{ $reason = printf "HDD with %d MB/s per TiB" $throughput }}{{ end -}}
-{{- if $fsx.efaEnabled }}{{ $smallSizes = list }}{{ $step = div 4800000 $throughput }}{{ $reason = printf "EFA with %d MB/s per TiB" $throughput }}{{ end -}}
-{{- $step = int $step }}
+{{- if eq $fsx.storageType "HDD" }}
+{{- $throughput := $fsx.perUnitStorageThroughput | default 0 | int }}
+{{- $smallSizes = list }}{{ $step = ternary 6000 1800 (eq $throughput 12) }}{{ $reason = printf "HDD with %d MB/s per TiB" $throughput }}
+{{- end -}}
 {{- if and (mod $size $step) (not (has $size $smallSizes)) }}
 {{- $nextSize := mul (add1 (div $size $step)) $step }}
 {{- $nearest := list }}

@@ -19,16 +19,14 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 from markupsafe import Markup
 
-from tokenmill.chat.sandbox import TemplateEnvironment, limit_nodes, raise_exception
+from tokenmill.chat.sandbox import TemplateEnvironment, raise_exception
 from tokenmill.chat.template import ChatTemplate, Program
 
 _STRIP = frozenset(("strip", "lstrip", "rstrip"))
 _SEARCHES = frozenset(("startswith", "endswith"))
 _DIVISIONS = frozenset(("split", "rsplit", "partition", "rpartition", "replace", "removeprefix", "removesuffix"))
 
-_LIST_FILTERS = frozenset(
-    ("length", "count", "first", "last", "list", "reverse", "selectattr", "rejectattr", "map", "[:]")
-)
+_LIST_FILTERS = frozenset(("length", "count", "first", "last", "list", "reverse", "selectattr", "rejectattr", "map"))
 """Filters of lists that do not read the contents inside, except through filters, tests and attributes."""
 
 _TEXT_FILTERS = frozenset(("trim", "string", "default", "d"))
@@ -98,7 +96,7 @@ class TracedEnvironment(TemplateEnvironment):
         self.contents: set[str] = set()
         self._text, self._content = (type(kind.__name__, (kind,), {"trace": self}) for kind in (_Text, _Content))
         for name, function in self.filters.items():
-            if name not in ("+", "~", "[]"):  # operators, which call the methods of this class
+            if name != "~":  # an operator, which calls the methods of this class
                 self.filters[name] = self._trace_filter(name, function)
         for name, test in self.tests.items():
             self.tests[name] = self._trace_test(name, cast("Callable[..., bool]", test))
@@ -106,9 +104,9 @@ class TracedEnvironment(TemplateEnvironment):
             self.filters[f"?{name}"] = self._make_comparison(name)
 
     def prepare(self, tree: nodes.Template) -> nodes.Template:
-        """Return the tree with comparisons that this environment makes, and with the limits."""
+        """Return the tree with comparisons that this environment makes."""
         _Comparisons().visit(tree)
-        return limit_nodes(tree, self)
+        return super().prepare(tree)
 
     def refuse(self) -> NoReturn:
         """Record that the rendered text depends on the contents."""
@@ -249,7 +247,7 @@ class TracedEnvironment(TemplateEnvironment):
         return super().call(context, obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Return the result of `*`, `**` or `%`."""
+        """Return the result of `%`."""
         if _has_content((left, right)):
             self.refuse()
         return super().call_binop(context, operator, left, right)
@@ -357,6 +355,11 @@ class TracedTemplate(ChatTemplate):
     ) -> str:
         """Return the text of a conversation, and record the uses of its contents."""
         make = self._environment.make_content
-        marked = [{**message, "content": make(message["content"])} for message in messages]
+        marked = [
+            {**message, "content": make(content)}
+            if isinstance(content := message["content"], str)
+            else {**message, "content": [{**part, "text": make(part["text"])} for part in content]}
+            for message in messages
+        ]
         values = {**variables, "add_generation_prompt": add_generation_prompt}
         return "".join((self._traced.render(marked, tools, values),))

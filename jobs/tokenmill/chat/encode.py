@@ -5,23 +5,26 @@
 apart, as at inference time. A chunk of which only a part is trained is encoded with Hugging Face's offsets.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tokenmill.chat import limits
 from tokenmill.chat.forms import Forms
 from tokenmill.chat.lengths import OVER_LONG, Encoded, LengthSettings, RowLengths
 from tokenmill.chat.rows import BadRow, Conversation, PromptAnswer, RowSettings, read_row
 from tokenmill.chat.template import ChatTemplate
-from tokenmill.chat.turns import AnswerFormat, Chunk, TrainSettings, Turns, TurnSequence
+from tokenmill.chat.turns import AnswerFormat, Chunk, MessageForm, Stops, TrainSettings, Turns, TurnSequence
+from tokenmill.errors import TemplateLimit
+from tokenmill.flow.record import UNREAD_PREFIX
 from tokenmill.tokens.records_encoding import EncodedRows
 from tokenmill.tokens.special_tokens import SPECIAL_COUNT, SpecialTokenFinder
 
 if TYPE_CHECKING:
+    from tokenmill.datasets.formats.indexed.reader import Array
     from tokenmill.tokens.engines.base import Encoder
-    from tokenmill.tokens.formats.indexed.reader import Array
 
 BATCH_CHARACTERS = 4 << 20
 """Characters of the sequences that are encoded at a time, so that a row with a long history needs less memory."""
@@ -31,10 +34,11 @@ BATCH_CHARACTERS = 4 << 20
 class Rendering:
     """A chat template and what planning detected of it.
 
-    `variables` are the special tokens that the template can write. `prompts` are its generation prompts.
-    `string_arguments`: it joins the arguments of tool calls to text, so they must be JSON strings. `stop_ids` are the
-    tokens that end an answer. A `source` of None means that only rows with a prompt and an answer can be read. `whole`:
-    the tokenizer writes a blank in front of every text, so a sequence is encoded as one text.
+    `variables` are the special tokens that the template can write. `prompts` are its generation prompts. `form` is how
+    it reads messages. `stop_ids` are the tokens that end an answer; `stops` are those that begin the next message. A
+    `source` of None means that only rows with a prompt and an answer can be read. `whole`: the tokenizer writes a blank
+    in front of every text, so a sequence is encoded as one text. `tool_use` is another template for rows with tools, if
+    the tokenizer has one. If that template cannot be used, it has no source, and its name is the reason.
     """
 
     source: str | None
@@ -42,11 +46,13 @@ class Rendering:
     variables: dict[str, str] | None = None
     date: str | None = None
     prompts: tuple[str, ...] = ()
-    string_arguments: bool = False
+    form: MessageForm = field(default_factory=MessageForm)
     stop_ids: tuple[int, ...] = ()
+    stops: Stops = field(default_factory=Stops)
     special_tokens: tuple[str, ...] = ()
     end: str = ""
     whole: bool = False
+    tool_use: "Rendering | None" = None
 
     def compile(self) -> ChatTemplate | None:
         """Return the compiled template."""
@@ -72,6 +78,16 @@ class ChatEncoding:
     def columns(self) -> tuple[str, ...]:
         """The fields of a row that are read."""
         return self.rows.columns
+
+    def limit_process(self) -> None:
+        """Limit the time and the memory of the template in this process."""
+        limits.enforce_limits()
+
+    def explain_signal(self, number: int, *, during_record: bool) -> TemplateLimit | None:
+        """Return the error of a process that the template ended."""
+        return (
+            limits.explain_signal(self.rendering.name, number) if during_record or number == limits.CPU_SIGNAL else None
+        )
 
     def load(self, encoder: "Encoder", backend: Path) -> "ChatEncoder":
         """Compile the template."""
@@ -129,21 +145,31 @@ class ChatEncoder:
         self._backend = backend
         self._reference: Any = None
         rendering = settings.rendering
-        template = rendering.compile()
-        self._turns = (
-            Turns(template, rendering.prompts, rendering.string_arguments, settings.train, rendering.special_tokens)
-            if template
-            else None
-        )
+        self._turns = self._make_turns(rendering)
+        self._tool_turns = self._make_turns(rendering.tool_use) if rendering.tool_use else self._turns
         self._forms = Forms(self._turns) if self._turns and settings.use_forms else None
         self._finder = SpecialTokenFinder(rendering.special_tokens)
 
-    def encode(self, rows: Sequence[dict[str, Any]], *, columnar: bool = False) -> EncodedRows:
+    def _make_turns(self, rendering: Rendering) -> Turns | None:
+        template = rendering.compile()
+        if template is None:
+            return None
+        train, special = self._settings.train, rendering.special_tokens
+        return Turns(template, rendering.prompts, rendering.form, train, special, rendering.stops)
+
+    def encode(
+        self,
+        rows: Sequence[dict[str, Any]],
+        *,
+        columnar: bool = False,
+        begin: Callable[[int | None], None] = lambda number: None,
+    ) -> EncodedRows:
         """Encode rows; the rows that cannot be trained on are rejected with a code and a reason."""
         block = _BlockResult([], [], [], {})
         batch: list[_Row] = []
         characters = 0
         for number, row in enumerate(rows):
+            begin(number)
             try:
                 source = read_row(row, self._settings.rows, columnar=columnar)
                 special = self._count_special_tokens(source)
@@ -156,8 +182,10 @@ class ChatEncoder:
                 for chunk in sequence.chunks:
                     characters += len(chunk.text)
             if characters > BATCH_CHARACTERS:
+                begin(None)
                 self._finish_rows(batch, block, large=characters > 2 * BATCH_CHARACTERS)
                 batch, characters = [], 0
+        begin(None)
         self._finish_rows(batch, block, large=False)
         return block.join()
 
@@ -184,6 +212,8 @@ class ChatEncoder:
                 block.add(lengths.counts)
             if row.special:
                 block.add({SPECIAL_COUNT: row.special})
+            block.add(dict.fromkeys((f"{UNREAD_PREFIX}{name}" for name in row.source.unread), 1))
+            block.add(dict.fromkeys((code for sequence in row.cut for code in sequence.unrendered), 1))
             if len(trained) < len(fitting):
                 lost = sum(sequence.answers for sequence in fitting) - sum(sequence.answers for sequence in trained)
                 block.add({"dropped_answers": lost})
@@ -204,7 +234,12 @@ class ChatEncoder:
                 "the row has messages, the first rows have none, and the tokenizer has no chat template that can be "
                 "used; pass --chat-template",
             )
-        return (self._forms or self._turns).cut(source)
+        if not source.tools:
+            return (self._forms or self._turns).cut(source)
+        if self._tool_turns is None:
+            assert self._settings.rendering.tool_use  # noqa: S101
+            raise BadRow("no_template", f"the row has tools, and {self._settings.rendering.tool_use.name}")
+        return self._tool_turns.cut(source)
 
     def _make_lengths(self) -> RowLengths | None:
         if self._settings.lengths.max_length is None:
@@ -308,7 +343,8 @@ class ChatEncoder:
                     mask |= (starts[first:last] < offset + right) & (ends[first:last] > offset + left)
             self._add_chunk(parts, chunk, ids[first:last], mask)
             first = last
-        if self._turns is not None and self._turns.template.has_generation_tags and len(chunks) == 1:
+        templates = [turns.template for turns in (self._turns, self._tool_turns) if turns is not None]
+        if len(chunks) == 1 and any(template.has_generation_tags for template in templates):
             return _divide_by_answers(parts)
         return parts
 

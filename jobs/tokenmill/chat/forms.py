@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tokenmill.chat.completeness import THINK_END
 from tokenmill.chat.rows import BadRow, Conversation
 from tokenmill.chat.template import RenderError
 from tokenmill.chat.turns import Chunk, Turns, TurnSequence
-from tokenmill.chat.untrained import THINK_END, common_prefix
+from tokenmill.chat.untrained import common_prefix
 from tokenmill.errors import RequestError
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Form(NamedTuple):
     `beginnings` has for the number of their message.
     """
 
-    sequences: list[tuple[list[FormChunk], list[int]]]
+    sequences: list[tuple[list[FormChunk], list[int], tuple[str, ...]]]
     sensitive: re.Pattern[str] | None = None
     beginnings: tuple[tuple[int, str], ...] = ()
 
@@ -82,8 +83,9 @@ class Form(NamedTuple):
                     for pieces, trained in chunks
                 ],
                 answers,
+                unrendered,
             )
-            for chunks, answers in self.sequences
+            for chunks, answers, unrendered in self.sequences
         ]
 
 
@@ -156,7 +158,7 @@ class Forms:
         conversation = _fill(key, [f"Qz0{number}zQ" for number in range(len(key))])
         try:
             made = self._turns.cut(conversation)
-            form = Form([([_make_chunk(chunk) for chunk in chunks], answers) for chunks, answers in made])
+            form = Form([([_make_chunk(chunk) for chunk in part.chunks], *part[1:]) for part in made])
             form = self._find_conditions(form, conversation)
             for contents in _CONTENTS:
                 values = [contents[number % len(contents)] for number in range(len(key))]

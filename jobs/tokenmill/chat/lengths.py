@@ -13,7 +13,7 @@ from tokenmill.chat.rows import BadRow, Conversation, Message, PromptAnswer
 from tokenmill.chat.turns import TurnSequence
 
 if TYPE_CHECKING:
-    from tokenmill.tokens.formats.indexed.reader import Array
+    from tokenmill.datasets.formats.indexed.reader import Array
 
 OVER_LONG = "over_long"
 """The code of rows that are longer than --max-length."""
@@ -245,5 +245,5 @@ class _Exchanges:
 
 def _estimate(message: Message) -> int:
     """Return about the number of characters of a message."""
-    size = 16 + len(message["content"]) + len(str(message.get("reasoning_content") or ""))
+    size = 16 + len(message["content"] or "") + len(str(message.get("reasoning_content") or ""))
     return size + (len(str(message["tool_calls"])) if "tool_calls" in message else 0)

@@ -1,5 +1,6 @@
 """The options of `tokenmill chat`, and the settings that they become."""
 
+import re
 from dataclasses import dataclass
 from datetime import date as calendar_date
 from typing import Annotated, Any
@@ -69,6 +70,14 @@ class ChatOptions(EncodingOptions):
             choices=("turn", "stop"),
         ),
     ] = "turn"
+    stop_tokens: Annotated[
+        str | None,
+        Option(
+            "Tokens that end an answer and begin the next message, such as '<|user|>,<|observation|>' of GLM-4.5. "
+            "Default: the answer has a stop token.",
+            show_default=False,
+        ),
+    ] = None
     empty_answer: Annotated[
         str,
         Option("Rows with an empty answer: reject them, or train its stop token.", choices=("reject", "train")),
@@ -132,8 +141,9 @@ class ChatOptions(EncodingOptions):
 
     def row_choices(self) -> dict[str, Any]:
         """Return the options that determine bytes, for the plan."""
-        own = [name for name in ChatOptions.__annotations__ if name not in ("role_map", "rendering")]
-        return {"roles": self.roles, **{name: getattr(self, name) for name in own}}
+        own = [name for name in ChatOptions.__annotations__ if name not in ("role_map", "rendering", "stop_tokens")]
+        stops = {"stop_tokens": self.stop_tokens} if self.stop_tokens else {}  # a plan without it stays the same
+        return {"roles": self.roles, **{name: getattr(self, name) for name in own}, **stops}
 
     def encoding(self, rendering: Rendering) -> ChatEncoding:
         """Return the settings of the encoder processes for a resolved template."""
@@ -142,6 +152,7 @@ class ChatOptions(EncodingOptions):
 
 def make_encoding(choices: dict[str, Any], rendering: Rendering, *, use_forms: bool) -> ChatEncoding:
     """Return the settings of the encoder processes for the choices of a plan."""
+    words = re.findall(r"\w+", rendering.source or "")
     return ChatEncoding(
         rendering=rendering,
         rows=RowSettings(
@@ -150,6 +161,7 @@ def make_encoding(choices: dict[str, Any], rendering: Rendering, *, use_forms: b
             role_map=choices["roles"],
             empty_answer=choices["empty_answer"],
             keep_arguments=choices["tool_arguments"] == "keep",
+            template_words=frozenset(words),
         ),
         train=TrainSettings(
             choices["train"],

@@ -8,16 +8,20 @@ Shapes, in the order in which `read_row` looks for them:
     {instruction, input? | context?, output | response, system?}    Alpaca, Dolly
     {prompt, completion | response}, {input, output}                a prompt and its answer; both can be messages
 
-A row in another shape, or with a part which a template cannot render, raises BadRow. A Conversation holds only
-dicts, lists, text, numbers, booleans and None, so a template never sees another Python object.
+The last two may have earlier turns under `history`; such a row is a conversation. A row in another shape, or with a
+part which a template cannot render, raises BadRow. A Conversation holds only dicts, lists, text, numbers, booleans and
+None, so a template never sees another Python object. Its `unread` names the keys of the row that nothing has read.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
+
+from tokenmill.chat import preference
+from tokenmill.tokens.records_encoding import shorten_key
 
 Message = dict[str, Any]
 
@@ -46,12 +50,34 @@ ALIASES: Mapping[str, str] = MappingProxyType(
 """Names that public corpora use for the roles. The content of `function_call` and `tool_call` is the JSON of calls."""
 
 _CALL_ROLES = ("function_call", "tool_call")
+_FUNCTION_NAMES = ("name", "function_name", "tool_name")
+_ARGUMENTS = ("arguments", "parameters", "params", "args", "kwargs", "input", "tool_input", "tool_args", "action_input")
+"""Keys under which the calls of public corpora have the name of the function and its arguments."""
+
+_CALL_KEYS = frozenset(("id", "index", "type", "function", *_FUNCTION_NAMES, *_ARGUMENTS))
 _MESSAGE_LISTS = ("messages", "conversations", "conversation")
-_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking", "thought")
+_SYSTEM_KEYS = ("system", "system_prompt", "system_message")
+_MEDIA_KEYS = tuple(f"{kind}{end}" for kind in ("image", "video", "audio") for end in ("", "s", "_url", "_path"))
+"""Keys of a row or message with images, videos or sound, which a text cannot contain."""
+
+_MEDIA_SET = frozenset(_MEDIA_KEYS)
+_TURN_ROLES: Mapping[str, str] = MappingProxyType(
+    {
+        "system": "system",
+        **dict.fromkeys(("human", "user", "input"), "user"),
+        **dict.fromkeys(("assistant", "gpt", "bot", "output"), "assistant"),
+    }
+)
+"""Keys of an object with a question and its answer, in the order of the messages."""
+
 _CONSUMED = frozenset(
     ("role", "from", "content", "value", "tool_calls", "function_call", "train", "weight", *_REASONING_KEYS)
 )
 """Keys of a message with a meaning here; other keys whose value is text, a number or a boolean go to the template."""
+
+_ALTERNATIVES = (("role", "from"), ("content", "value"), ("tool_calls", "function_call"), _REASONING_KEYS)
+"""Keys of a message of which only the first one with a value is read."""
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
@@ -60,7 +86,10 @@ _COMPLETIONS = (
     ("prompt", ("completion", "response")),
     ("input", ("output",)),
 )
-_PART_KEYS = ("instruction", "input", "context", "output", "prompt", "completion", "response")
+_PART_KEYS = ("instruction", "input", "context", "output", "prompt", "completion", "response", "history")
+
+PREFERENCE = "preference"
+"""The code of rows of preference data, which other commands read."""
 
 MAX_DEPTH = 100
 """Levels of lists and objects in tools and arguments."""
@@ -83,6 +112,7 @@ class RowSettings:
 
     `role_map` adds to ALIASES. `empty_answer` is "reject" or "train": an answer without text and without tool calls.
     `keep_arguments`: the arguments of a tool call stay a JSON string if they are one; otherwise they become an object.
+    `template_words`: the words of the chat template, which may read a key of a message by such a name.
     """
 
     messages_key: str = "messages"
@@ -90,6 +120,7 @@ class RowSettings:
     role_map: Mapping[str, str] = field(default_factory=dict)
     empty_answer: str = "reject"
     keep_arguments: bool = False
+    template_words: frozenset[str] = frozenset()
 
     @cached_property
     def roles(self) -> dict[str, str]:
@@ -104,8 +135,8 @@ class RowSettings:
     @property
     def columns(self) -> tuple[str, ...]:
         """The fields of a row that are read."""
-        names = (*self.message_keys, self.tools_key, "functions", "system", "chat_template_kwargs", *_PART_KEYS)
-        return tuple(dict.fromkeys(names))
+        further = ("functions", *_SYSTEM_KEYS, "chat_template_kwargs", *_PART_KEYS, *_MEDIA_KEYS, *preference.KEYS)
+        return tuple(dict.fromkeys((*self.message_keys, self.tools_key, *further)))
 
 
 @dataclass(slots=True)
@@ -113,36 +144,34 @@ class Conversation:
     """Messages for a template.
 
     Attributes:
-        messages: each has `role` and `content` (text); `reasoning_content`, `tool_calls`, `tool_call_id`, `name` and
-            other keys only with a value. The arguments of a tool call are an object.
+        messages: each has `role` and `content` (text, or None next to tool calls); `reasoning_content`, `tool_calls`,
+            `tool_call_id`, `name` and other keys only with a value. The arguments of a tool call are an object.
         tools: the descriptions of functions, each as {"type": "function", "function": {...}}; None if there are none.
         variables: variables for the template, from `chat_template_kwargs`.
         train: for each message, its `train` or `weight` as a boolean, or None.
+        unread: the keys with a value that were not read, such as `source` or `messages[].score`.
     """
 
     messages: list[Message]
     tools: list[Any] | None
     variables: dict[str, Any]
     train: list[bool | None]
-
-    def with_string_arguments(self) -> "Conversation":
-        """Return the same conversation with the arguments of each tool call as a JSON string."""
-        messages = [
-            {**message, "tool_calls": [_with_string_arguments(call) for call in message["tool_calls"]]}
-            if "tool_calls" in message
-            else message
-            for message in self.messages
-        ]
-        return Conversation(messages, self.tools, self.variables, self.train)
+    unread: Sequence[str] = field(default=(), compare=False)
 
 
 @dataclass(slots=True)
 class PromptAnswer:
-    """A prompt and its answer, for a row without messages."""
+    """A prompt and its answer, for a row without messages; `unread` as in Conversation."""
 
     prompt: str
     answer: str
     system: str | None
+    unread: Sequence[str] = field(default=(), compare=False)
+
+
+def write_arguments(message: Message) -> Message:
+    """Return a message with the arguments of each tool call as a JSON string."""
+    return {**message, "tool_calls": [_with_string_arguments(call) for call in message["tool_calls"]]}
 
 
 def _with_string_arguments(call: dict[str, Any]) -> dict[str, Any]:
@@ -155,15 +184,32 @@ def _with_string_arguments(call: dict[str, Any]) -> dict[str, Any]:
 def read_row(row: object, settings: RowSettings, *, columnar: bool = False) -> Conversation | PromptAnswer:
     """Return what a row contains; raise BadRow if it cannot be used.
 
-    `columnar`: the row comes from Parquet or Arrow, where all rows have the same fields. Therefore keys with null are
-    dropped inside tools, messages and arguments. A null that the author wrote is lost there, except in JSON strings.
+    Keys with null are dropped inside tools and arguments, because programs write null for a field that only other rows
+    have. JSON strings keep their nulls. `columnar`: the row comes from Parquet or Arrow.
     """
     if not isinstance(row, dict):
         raise BadRow("not_object", f"the row is {_describe(row)}; a row must be an object")
+    if len(row) > 1:
+        _refuse_media(row, "the row")
+        if (label := preference.find_bad_label(row)) is not None:
+            raise BadRow(
+                PREFERENCE,
+                f"the row is data of KTO, and its {label!r} is false: a bad answer is never trained; "
+                f"{preference.USE_LABELS}",
+            )
     for key in settings.message_keys:
         messages = row.get(key)
         if messages is not None:
-            return _read_conversation(row, key, messages, settings, columnar)
+            if key in (preference.CHOSEN, preference.REJECTED):
+                return _read_chosen(row, key, messages, settings, columnar)
+            conversation = _read_conversation(row, key, _divide_turns(messages), settings, columnar)
+            if conversation.messages[-1]["role"] != "assistant" and preference.is_pair(row):
+                raise BadRow(
+                    PREFERENCE,
+                    f"the row is preference data: its {key!r} end before the two answers, and chat trains single "
+                    f"answers; {preference.USE_PAIRS}",
+                )
+            return conversation
     if settings.messages_key == "messages":
         return _read_parts(row, settings, columnar)
     raise BadRow(
@@ -173,9 +219,74 @@ def read_row(row: object, settings: RowSettings, *, columnar: bool = False) -> C
     )
 
 
-def _read_conversation(
+def _refuse_media(value: dict[Any, Any], place: str) -> None:
+    """Refuse a row or message with an image, a video or sound."""
+    for key in value.keys() & _MEDIA_SET:
+        if not _is_empty(value[key]):
+            raise BadRow(
+                "content_type",
+                f"{place} has {key!r}, and only text can be trained; drop the row, or the key if the text needs no "
+                f"{key} (tokenmill transform --transform 'select(messages)')",
+            )
+
+
+def _is_empty(value: object) -> bool:
+    return value is None or value in ("", [], {})
+
+
+def _read_chosen(
     row: dict[Any, Any], key: str, messages: object, settings: RowSettings, columnar: bool
 ) -> Conversation:
+    """Return the conversation of the better answer of a preference row, with its prompt."""
+    if key == preference.REJECTED and row.get(preference.CHOSEN) is not None:
+        raise BadRow(
+            PREFERENCE, f"{key!r} is the bad answer of preference data, which is never trained; {preference.USE_PAIRS}"
+        )
+    if not isinstance(messages, list):
+        raise BadRow(
+            PREFERENCE,
+            f"the row is preference data, and its {key!r} is {_describe(messages)}, not a list of messages; "
+            f"{preference.USE_PAIRS}",
+        )
+    prompt = row.get("prompt")
+    begins = bool(messages) and isinstance(messages[0], dict) and _begins_with_answer(messages[0], settings)
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}] if begins and prompt else []
+    elif isinstance(prompt, list):
+        prompt = _find_missing_prompt(prompt, messages)
+    if begins and not prompt:
+        raise BadRow(
+            PREFERENCE,
+            f"{key!r} begins with an answer, and the row has no 'prompt' with the messages before it; "
+            f"{preference.USE_PAIRS}",
+        )
+    return _join_messages(row, (key, "prompt", preference.REJECTED), prompt or [], messages, settings, columnar)
+
+
+def _find_missing_prompt(prompt: list[Any], messages: list[Any]) -> list[Any]:
+    """Return the messages of a prompt that the chosen messages, which may repeat it, do not begin with."""
+    try:
+        if prompt in (messages[: len(prompt)], messages[1 : len(prompt) + 1]):
+            return []
+        return prompt[:1] if len(prompt) > 1 and prompt[1:] == messages[: len(prompt) - 1] else prompt
+    except RecursionError:
+        raise BadRow("content_type", f"'prompt' is nested more than {MAX_DEPTH} levels deep; drop the row") from None
+
+
+def _begins_with_answer(message: dict[Any, Any], settings: RowSettings) -> bool:
+    name = message.get("role") or message.get("from")
+    return isinstance(name, str) and settings.roles.get(name) == "assistant"
+
+
+def _read_conversation(
+    row: dict[Any, Any],
+    key: str,
+    messages: object,
+    settings: RowSettings,
+    columnar: bool,
+    read: Sequence[str] = (),
+) -> Conversation:
+    """Return the conversation of a row; `read` has further keys of the row that the caller has read."""
     if not isinstance(messages, list):
         raise BadRow("messages_type", f"{key!r} is {_describe(messages)}; it must be a list of messages")
     if not messages:
@@ -183,7 +294,7 @@ def _read_conversation(
     roles, reject_empty = settings.roles, settings.empty_answer == "reject"
     train: list[bool | None] = [None] * len(messages)
     ready: list[Message] = []
-    answers = False
+    answers, plain = False, True
     for index, message in enumerate(messages):
         if type(message) is dict and len(message) == 2:  # the common case: a role and a text
             name, content = message.get("role"), message.get("content")
@@ -197,6 +308,7 @@ def _read_conversation(
                 ready.append(message)
                 answers = answers or name == "assistant"
                 continue
+        plain = False
         result, train[index] = _read_message(message, index + 1, settings, columnar)
         if result["role"] == "assistant":
             answers = True
@@ -205,18 +317,66 @@ def _read_conversation(
         ready.append(result)
     if not answers:
         raise BadRow("no_answer", "no message has the role assistant, so there is nothing to train; drop the row")
+    unread = [] if plain else list(_find_unread_in_messages(messages, key, settings))
     if len(row) == 1:
-        return Conversation(ready, None, {}, train)
-    system = _read_system(row)
+        return Conversation(ready, None, {}, train, unread)
+    system, system_key = _read_system(row)
     if system is not None and ready[0]["role"] != "system":
         ready.insert(0, {"role": "system", "content": system})
         train.insert(0, None)
     elif system is not None and ready[0]["content"] != system:
         raise BadRow(
             "two_systems",
-            "the row has a 'system' and a first message with the role system, which differ; keep one of them",
+            f"the row has a {system_key!r} and a first message with the role system, which differ; keep one of them",
         )
-    return Conversation(ready, _read_tools(row, settings, columnar), _read_variables(row, columnar), train)
+    tools, tools_key = _read_tools(row, settings, True)
+    unread += _find_unread(row, (key, tools_key, system_key, "chat_template_kwargs", *read))
+    return Conversation(ready, tools, _read_variables(row, columnar), train, unread)
+
+
+def _divide_turns(messages: object) -> object:
+    """Return the messages of turns such as {human: "q", assistant: "a"}; return any other value unchanged."""
+    if not isinstance(messages, list):
+        return messages
+    divided: list[Any] = []
+    for turn in messages:
+        if not isinstance(turn, dict) or turn.keys() & {"role", "from"}:
+            return messages
+        names = [name for name in _TURN_ROLES if not _is_empty(turn.get(name))]
+        if len(names) < 2 or len(names) < sum(not _is_empty(value) for value in turn.values()):
+            return messages
+        divided += [{"role": _TURN_ROLES[name], "content": turn[name]} for name in names]
+    return divided
+
+
+def _find_unread(row: dict[Any, Any], read: Sequence[str]) -> Iterator[str]:
+    """Yield the keys of a row that have a value and are not among those that were read."""
+    for key, value in row.items():
+        if key not in read and not _is_empty(value) and not (key in preference.LABELS and isinstance(value, bool)):
+            yield shorten_key(str(key))
+
+
+def _find_unread_in_messages(messages: list[Any], place: str, settings: RowSettings) -> Iterator[str]:
+    """Yield the keys of messages and of their tool calls that nothing reads, once each."""
+    names: dict[str, None] = {}
+    for message in messages:
+        used = {next((key for key in keys if not _is_empty(message.get(key))), "") for keys in _ALTERNATIVES}
+        for key, value in message.items():
+            known = key in used or key in ("train", "weight", "tool_call_id")
+            passed = key not in _CONSUMED and isinstance(value, (str, int, float)) and key in settings.template_words
+            if not (known or passed or _is_empty(value)):
+                names[f"{place}[].{shorten_key(str(key))}"] = None
+        calls = message.get("tool_calls")
+        for call in calls if isinstance(calls, list) else ():
+            function = call.get("function") if isinstance(call, dict) else None
+            for level in (call, function):
+                if isinstance(level, dict):
+                    names |= {
+                        f"{place}[].tool_calls[].{shorten_key(str(key))}": None
+                        for key, value in level.items()
+                        if key not in _CALL_KEYS and not _is_empty(value)
+                    }
+    yield from names
 
 
 def _check_answer(message: Message, number: int) -> None:
@@ -233,6 +393,7 @@ def _read_message(message: object, number: int, settings: RowSettings, columnar:
     """Return a message for a template, and whether it must or must not be trained."""
     if not isinstance(message, dict):
         raise BadRow("message_type", f"message {number} is {_describe(message)}; a message must be an object")
+    _refuse_media(message, f"message {number}")
     name, role = _read_role(message, number, settings)
     ready: Message = {"role": role, "content": ""}
     content = message.get("content")
@@ -240,18 +401,21 @@ def _read_message(message: object, number: int, settings: RowSettings, columnar:
         content = message.get("value")
     calls = None
     if name in _CALL_ROLES and name not in settings.role_map:
-        calls, content = content, ""
+        calls, content = content, None
     else:
         calls = _find_calls(message)
     if calls is not None:
         if role != "assistant":
             raise BadRow("bad_tool_calls", f"message {number}: only the assistant can have tool_calls, not {name!r}")
-        ready["tool_calls"] = _read_calls(calls, number, columnar, settings.keep_arguments)
+        ready["tool_calls"] = _read_calls(calls, number, True, settings.keep_arguments)
     if (reasoning := _read_reasoning(message, number)) is not None:
         ready["reasoning_content"] = reasoning
-    if content is None and role == "assistant" and (calls is not None or settings.empty_answer == "train"):
-        content = ""
-    ready["content"] = _read_content(content, number, role, settings)
+    if content is None and calls is not None:
+        ready["content"] = None  # a template can render a call with null in another way than with an empty text
+    else:
+        if content is None and role == "assistant" and settings.empty_answer == "train":
+            content = ""
+        ready["content"] = _read_content(content, number, role, settings)
     for key, value in message.items():
         if key not in _CONSUMED and isinstance(key, str) and isinstance(value, (str, int, float)):
             ready[key] = _copy(value, False, f"message {number}: {key!r}")
@@ -359,7 +523,7 @@ def _read_train(message: dict[Any, Any], number: int) -> bool | None:
 def _read_calls(calls: object, number: int, columnar: bool, keep: bool) -> list[dict[str, Any]]:
     """Return tool calls as {id?, type, function: {name, arguments}} with arguments as an object."""
     if isinstance(calls, str):
-        calls = _parse_json(calls, "bad_tool_calls", f"message {number}: the JSON of its tool calls")
+        calls, columnar = _parse_json(calls, "bad_tool_calls", f"message {number}: the JSON of its tool calls"), False
     if isinstance(calls, dict):
         calls = [calls]
     if not isinstance(calls, list) or not calls:
@@ -373,24 +537,18 @@ def _read_calls(calls: object, number: int, columnar: bool, keep: bool) -> list[
 
 def _read_call(call: object, place: str, columnar: bool, keep: bool) -> dict[str, Any]:
     if isinstance(call, str):
-        call = _parse_json(call, "bad_tool_calls", f"{place}: its JSON")
-    function = call.get("function", call) if isinstance(call, dict) else None
-    if not isinstance(call, dict) or not isinstance(function, dict):
+        call, columnar = _parse_json(call, "bad_tool_calls", f"{place}: its JSON"), False
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(function, (dict, str, type(None))):
         raise BadRow("bad_tool_calls", f"{place} is {_describe(call)}; it must be an object with a function")
-    name = function.get("name")
+    levels = [call]
+    if function is not None:
+        levels.insert(0, {"name": function} if isinstance(function, str) else function)
+    name = next((level[key] for level in levels for key in _FUNCTION_NAMES if level.get(key) is not None), None)
     if not isinstance(name, str) or not name:
         raise BadRow("bad_tool_calls", f"{place}: the name of the function is {_shorten(name)}; it must be a string")
     _check_text(name, f"{place}: its name")
-    arguments = text = function.get("arguments")
-    if isinstance(arguments, str):
-        arguments = (
-            _parse_json(arguments, "bad_tool_calls", f"{place}: the JSON of its arguments") if arguments.strip() else {}
-        )
-        columnar = False  # a string keeps the nulls that its author wrote
-    if arguments is None:
-        arguments = {}
-    if not isinstance(arguments, dict):
-        raise BadRow("bad_tool_calls", f"{place}: the arguments are {_describe(arguments)}; they must be an object")
+    text, arguments = _find_arguments(levels, place, columnar)
     ready: dict[str, Any] = {}
     identifier = call.get("id")
     if identifier is not None:
@@ -398,13 +556,40 @@ def _read_call(call: object, place: str, columnar: bool, keep: bool) -> dict[str
             raise BadRow("bad_tool_calls", f"{place}: its id is {_describe(identifier)}; it must be a string")
         ready["id"] = _copy(identifier, False, f"{place}: its id")
     ready["type"] = "function"
-    ready["function"] = {"name": name, "arguments": _copy(arguments, columnar, place, "bad_tool_calls")}
-    if keep and isinstance(text, str):
-        ready["function"]["arguments"] = text
+    ready["function"] = {"name": name, "arguments": text if keep and isinstance(text, str) else arguments}
     return ready
 
 
-def _read_tools(row: dict[Any, Any], settings: RowSettings, columnar: bool) -> list[Any] | None:
+def _find_arguments(levels: list[dict[Any, Any]], place: str, columnar: bool) -> tuple[object, dict[str, Any]]:
+    """Return the arguments of a call as the row has them and as an object; `levels` are the objects of the call."""
+    values = [(key, level[key]) for level in levels for key in _ARGUMENTS if level.get(key) is not None]
+    if not values:
+        keys = ", ".join(_list(level) for level in levels)
+        raise BadRow(
+            "bad_tool_calls",
+            f"{place} has no arguments (its keys are {keys}); name them 'arguments', and write {{}} for a call without "
+            "arguments",
+        )
+    objects = []
+    for key, value in values:
+        arguments = value
+        if isinstance(value, str):
+            arguments = _parse_json(value, "bad_tool_calls", f"{place}: the JSON of its {key}")
+        if not isinstance(arguments, dict):
+            raise BadRow(
+                "bad_tool_calls",
+                f"{place}: the {key} are {_describe(arguments)}; they must be an object, such as {{}}",
+            )
+        # a string keeps the nulls that its author wrote
+        objects.append(_copy(arguments, columnar and arguments is value, place, "bad_tool_calls"))
+    if any(arguments != objects[0] for arguments in objects[1:]):
+        names = " and ".join(dict.fromkeys(repr(key) for key, _ in values))
+        raise BadRow("bad_tool_calls", f"{place} has different arguments under {names}; keep one of them")
+    return values[0][1], objects[0]
+
+
+def _read_tools(row: dict[Any, Any], settings: RowSettings, columnar: bool) -> tuple[list[Any] | None, str]:
+    """Return the tools of a row, and their key."""
     key = settings.tools_key
     tools = row.get(key)
     if tools is None and key == "tools":
@@ -412,13 +597,14 @@ def _read_tools(row: dict[Any, Any], settings: RowSettings, columnar: bool) -> l
         tools = row.get(key)
     if isinstance(tools, str):
         if not tools.strip():
-            return None
+            return None, key
         tools, columnar = _parse_json(tools, "bad_tools", f"the JSON of {key!r}"), False
     if tools is None:
-        return None
+        return None, key
     if not isinstance(tools, list):
         raise BadRow("bad_tools", f"{key!r} is {_describe(tools)}; it must be a list of tools, or the JSON of one")
-    return [_read_tool(tool, f"{key!r}, tool {number}", columnar) for number, tool in enumerate(tools, 1)] or None
+    read = [_read_tool(tool, f"{key!r}, tool {number}", columnar) for number, tool in enumerate(tools, 1)]
+    return read or None, key
 
 
 def _read_tool(tool: object, place: str, columnar: bool) -> dict[str, Any]:
@@ -440,14 +626,16 @@ def _read_tool(tool: object, place: str, columnar: bool) -> dict[str, Any]:
     return ready
 
 
-def _read_system(row: dict[Any, Any]) -> str | None:
-    system = row.get("system")
-    if system is None or system == "":
-        return None
-    if not isinstance(system, str):
-        raise BadRow("content_type", f"'system' is {_describe(system)}; it must be a string")
-    _check_text(system, "'system'")
-    return str(system)
+def _read_system(row: dict[Any, Any]) -> tuple[str | None, str]:
+    """Return the text for the system of a row, and its key; a row may have it under several names."""
+    systems = [(key, row[key]) for key in _SYSTEM_KEYS if row.get(key) not in (None, "")]
+    for key, system in systems:
+        if not isinstance(system, str):
+            raise BadRow("content_type", f"{key!r} is {_describe(system)}; it must be a string")
+        _check_text(system, repr(key))
+        if system != systems[0][1]:
+            raise BadRow("two_systems", f"the row has {systems[0][0]!r} and {key!r}, which differ; keep one of them")
+    return (str(systems[0][1]), systems[0][0]) if systems else (None, _SYSTEM_KEYS[0])
 
 
 def _read_variables(row: dict[Any, Any], columnar: bool) -> dict[str, Any]:
@@ -485,19 +673,32 @@ def _read_parts(row: dict[Any, Any], settings: RowSettings, columnar: bool) -> C
         if prompt is None or answer_key is None:
             continue
         answer = row[answer_key]
+        read: tuple[str, ...] = (prompt_key, answer_key)
         if isinstance(prompt, list) and isinstance(answer, (list, str)):
             answer = answer if isinstance(answer, list) else [{"role": "assistant", "content": answer}]
-            return _join_messages(row, prompt, answer, settings, columnar)
+            return _join_messages(row, read, prompt, answer, settings, columnar)
         prompt = _read_part(prompt, prompt_key)
         if prompt_key == "instruction":
-            extra_key = next((key for key in ("input", "context") if row.get(key) is not None), None)
+            extra_key = next((key for key in ("input", "context") if not _is_empty(row.get(key))), None)
             extra = "" if extra_key is None else _read_part(row[extra_key], extra_key)
             if extra and not extra.isspace():
                 prompt = f"{prompt}\n\n{extra}"
+            read = (*read, extra_key or "input")
         answer = _read_part(answer, answer_key)
         if settings.empty_answer == "reject" and (not answer or answer.isspace()):
             raise BadRow("empty_answer", f"{answer_key!r} is empty; drop the row, or pass --empty-answer train")
-        return PromptAnswer(prompt, answer, _read_system(row))
+        if not _is_empty(history := row.get("history")):
+            turns = [*_read_history(history), {"role": "user", "content": prompt}]
+            turns.append({"role": "assistant", "content": answer})
+            return _read_conversation(row, "history", turns, settings, columnar, read)
+        system, system_key = _read_system(row)
+        return PromptAnswer(prompt, answer, system, list(_find_unread(row, (*read, system_key))))
+    if preference.is_pair(row):
+        raise BadRow(
+            PREFERENCE,
+            f"the row is preference data (its keys are {_list(row)}), and chat trains single answers; "
+            f"{preference.USE_PAIRS}",
+        )
     raise BadRow(
         "no_messages",
         f"the row has no 'messages', and no prompt with an answer (its keys are {_list(row)}); set --messages to the "
@@ -505,11 +706,32 @@ def _read_parts(row: dict[Any, Any], settings: RowSettings, columnar: bool) -> C
     )
 
 
+def _read_history(history: object) -> list[Any]:
+    """Return the messages of earlier turns: pairs of a question and its answer, or messages."""
+    if isinstance(history, list) and all(isinstance(turn, dict) for turn in history):
+        divided: Any = _divide_turns(history)
+        return [*divided]
+    turns: list[Any] = []
+    for turn in history if isinstance(history, list) else (history,):
+        if not isinstance(turn, (list, tuple)) or len(turn) != 2:
+            raise BadRow(
+                "messages_type",
+                f"'history' contains {_describe(turn)}; it must be a list of earlier turns, each as [question, answer]",
+            )
+        turns += [{"role": "user", "content": turn[0]}, {"role": "assistant", "content": turn[1]}]
+    return turns
+
+
 def _join_messages(
-    row: dict[Any, Any], prompt: list[Any], answer: list[Any], settings: RowSettings, columnar: bool
+    row: dict[Any, Any],
+    read: Sequence[str],
+    prompt: list[Any],
+    answer: list[Any],
+    settings: RowSettings,
+    columnar: bool,
 ) -> Conversation:
     """Return the conversation of a prompt and a completion that are lists of messages."""
-    conversation = _read_conversation(row, "completion", [*prompt, *answer], settings, columnar)
+    conversation = _read_conversation(row, "completion", [*prompt, *answer], settings, columnar, read)
     added = len(conversation.messages) - len(prompt) - len(answer)
     for index in range(added + len(prompt)):
         conversation.train[index] = False

@@ -1,8 +1,8 @@
 """A chat template: Jinja that renders messages as the text that a model reads.
 
-A template comes from a tokenizer, from a file or from `BUILTIN`. `sandbox` has the limits within which it runs. All
-failures of a render are a RenderError, which rejects one conversation; a template that can never render is a
-RequestError.
+A template comes from a tokenizer, from a file or from `BUILTIN`. `sandbox` has what it can read and print, `limits` its
+time and memory. The failure of a render is a RenderError, which rejects one conversation. A template that can never
+render, or that exceeds a limit, is a RequestError.
 """
 
 import os
@@ -13,6 +13,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from tokenmill.chat.limits import (
+    GROWTH_PER_CHARACTER,
+    MAX_CHARACTERS,
+    MAX_EXPANSION,
+    MAX_GROWTH,
+    TEMPLATE_REMEDY,
+    limited,
+    measure,
+    memory_error,
+)
 from tokenmill.errors import RequestError
 
 if TYPE_CHECKING:
@@ -23,7 +33,6 @@ if TYPE_CHECKING:
 BUILTIN = ("chatml", "llama3", "nano3")
 """The names of the templates in `templates/`."""
 
-_REMEDY = "fix the template, or choose another one with --chat-template"
 _REASONING_ALIASES = frozenset(("thinking", "reasoning"))
 """Keys of a message under which some templates read the reasoning."""
 
@@ -107,7 +116,7 @@ class ChatTemplate:
         add_generation_prompt: bool = False,
         **variables: Any,
     ) -> str:
-        """Return the text of a conversation; raise RenderError when the template or its limits refuse it."""
+        """Return the text of a conversation; raise RenderError when the template refuses it."""
         return self._program.render(
             self._add_aliases(messages), tools, {**variables, "add_generation_prompt": add_generation_prompt}
         )
@@ -143,7 +152,7 @@ def _restore(source: str, name: str, variables: dict[str, object], date: str | N
 
 
 class Program:
-    """The code of a template for one thread, with the counters of its limits."""
+    """The code of a template for one thread."""
 
     def __init__(self, template: ChatTemplate, environment: "TemplateEnvironment | None" = None) -> None:
         """Compile the template; RequestError as `ChatTemplate`."""
@@ -152,36 +161,70 @@ class Program:
         from tokenmill.chat.sandbox import TemplateEnvironment
 
         self._environment = environment = environment or TemplateEnvironment()
-        where = template.name
+        self._name = where = template.name
         try:
-            tree = environment.parse(template.source)
-            self.analysis = _Analysis(tree, environment, where)
-            code = environment.compile(environment.prepare(tree))
+            with limited():
+                tree = environment.parse(template.source)
+                self.analysis = _Analysis(tree, environment, where)
+                code = environment.compile(environment.prepare(tree))
             self._template = environment.template_class.from_code(environment, code, environment.globals)
         except TemplateError as error:
             line = getattr(error, "lineno", None)
             raise RequestError(
-                f"{where}{f', line {line}' if line else ''}: {str(error.message).rstrip('.')}; {_REMEDY}"
+                f"{where}{f', line {line}' if line else ''}: {str(error.message).rstrip('.')}; {TEMPLATE_REMEDY}"
             ) from error
-        except (RecursionError, MemoryError) as error:
-            raise RequestError(f"{where}: its blocks or expressions are nested too deeply; {_REMEDY}") from error
+        except RecursionError as error:
+            raise RequestError(
+                f"{where}: its blocks or expressions are nested too deeply; {TEMPLATE_REMEDY}"
+            ) from error
+        except MemoryError:  # also of Python's parser
+            raise RequestError(
+                f"{where}: Python cannot compile the template within {MAX_GROWTH >> 20} MiB of memory, or its "
+                f"expressions are nested too deeply; {TEMPLATE_REMEDY}"
+            ) from None
         except (SyntaxError, ValueError) as error:  # such as more than 20 loops inside each other
             reason = error.msg if isinstance(error, SyntaxError) else error
-            raise RequestError(f"{where}: Python cannot compile the template ({reason}); {_REMEDY}") from error
+            raise RequestError(f"{where}: Python cannot compile the template ({reason}); {TEMPLATE_REMEDY}") from error
         clock = {} if template._date is None else {"strftime_now": _make_clock(template._date)}
         self._fixed = {**environment.globals, **clock, "documents": None, **template._variables}
 
     def render(self, messages: list[dict[str, Any]], tools: list[Any] | None, variables: dict[str, Any]) -> str:
+        values = {**self._fixed, **variables, "messages": messages, "tools": tools}
+        try:
+            text = self._run(values)
+        except MemoryError:
+            text = self._run_again(values)
+        if len(text) > MAX_CHARACTERS and len(text) > MAX_CHARACTERS + MAX_EXPANSION * measure(values):
+            raise RenderError(
+                f"it writes {len(text):,} characters, more than {MAX_CHARACTERS:,} and {MAX_EXPANSION} times the "
+                "conversation"
+            )
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise RenderError("it writes a lone surrogate, which is not a character") from None
+        return text
+
+    def _run(self, values: dict[str, Any], growth: int = 0) -> str:
         from jinja2.runtime import Context
 
         environment = self._environment
-        environment.begin()
-        values = {**self._fixed, **variables, "messages": messages, "tools": tools}
         try:
-            context = Context(environment, values, None, self._template.blocks)
-            return environment.concat(self._template.root_render_func(context))
+            with limited(messages=len(values["messages"]), tools=len(values["tools"] or ()), growth=growth):
+                context = Context(environment, values, None, self._template.blocks)
+                return environment.concat(self._template.root_render_func(context))
+        except MemoryError:
+            raise
         except Exception as error:
             raise self._explain(error) from error
+
+    def _run_again(self, values: dict[str, Any]) -> str:
+        """Render a conversation that may be large with more memory; raise TemplateLimit if this is too little, too."""
+        try:
+            return self._run(values, GROWTH_PER_CHARACTER * measure(values))
+        except MemoryError:
+            raise memory_error(self._name) from None
 
     def render_tagged(
         self, messages: list[dict[str, Any]], tools: list[Any] | None, variables: dict[str, Any]
@@ -228,14 +271,10 @@ class Program:
 def _describe(error: Exception) -> str:
     from jinja2 import TemplateError
 
-    from tokenmill.chat.sandbox import RenderLimit
-
     if isinstance(error, RecursionError):
         return "it calls itself too often, or a value is nested too deeply"
-    if isinstance(error, MemoryError):
-        return "it requires more memory than there is"
-    text = " ".join(str(error).split())[:500]
-    if isinstance(error, (TemplateError, RenderLimit)):
+    text = " ".join(str(error)[:2000].split())[:500]
+    if isinstance(error, TemplateError):
         return text or type(error).__name__
     return f"{type(error).__name__}: {text}"
 
@@ -281,7 +320,7 @@ class _Analysis:
             if attribute.startswith("_"):
                 raise RequestError(
                     f"{where}, line {node.lineno}: a chat template cannot read {attribute!r}, because names that "
-                    f"start with '_' lead to Python objects; {_REMEDY}"
+                    f"start with '_' lead to Python objects; {TEMPLATE_REMEDY}"
                 )
         self.reads = frozenset(meta.find_undeclared_variables(tree))
         generation = [node for node in tree.find_all(nodes.EnvironmentAttribute) if node.name == "generation_start"]

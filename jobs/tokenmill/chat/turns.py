@@ -14,13 +14,24 @@ If a template has `{% generation %}` blocks, they decide instead.
 """
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, NoReturn
 
-from tokenmill.chat.rows import BadRow, Conversation, PromptAnswer
+from tokenmill.chat.completeness import (
+    CALLS,
+    CONTENT,
+    CONTEXT,
+    REASONING,
+    RESULTS,
+    THINK_END,
+    TOOL,
+    TOOLS,
+    PartFinder,
+    RowPart,
+)
+from tokenmill.chat.rows import BadRow, Conversation, Message, PromptAnswer, write_arguments
 from tokenmill.chat.template import ChatTemplate, RenderError
-from tokenmill.chat.untrained import THINK_END, AnswerParts, Span, common_prefix
+from tokenmill.chat.untrained import AnswerParts, Span, common_prefix
 
 THINKING_VARIABLES = ("enable_thinking", "thinking")
 """Variables by which templates turn reasoning on and off."""
@@ -33,9 +44,6 @@ MAX_CHARACTERS = 64 << 20
 
 EXCERPT_CHARACTERS = 160
 """Length of the texts in the reason of a rejected row."""
-
-CONTEXT_ROLES = ("system", "developer", "user")
-"""Roles whose text a template must render as it is; that of tools is often rendered as JSON."""
 
 UNRENDERED = "unrendered_"
 """First part of the codes of rows of which the template leaves out a part."""
@@ -55,10 +63,23 @@ class Chunk(NamedTuple):
 
 
 class TurnSequence(NamedTuple):
-    """The chunks of one sequence, and the numbers of the messages that it trains."""
+    """The chunks of one sequence, and the numbers of the messages that it trains.
+
+    `unrendered` has the codes of parts of the row that the template leaves out, if that is allowed.
+    """
 
     chunks: list[Chunk]
     answers: list[int]
+    unrendered: tuple[str, ...] = ()
+
+
+class _StartText(NamedTuple):
+    """The text of the first messages, `size` of them, the answers that it trains, and their places."""
+
+    size: int
+    text: str
+    answers: list[int]
+    spans: dict[int, Span]
 
 
 @dataclass(frozen=True)
@@ -72,14 +93,57 @@ class TrainSettings:
 
 
 @dataclass(frozen=True)
+class MessageForm:
+    """The form in which a template reads messages, which planning detects.
+
+    `string_arguments`: it joins the arguments of tool calls to text, so they must be JSON strings. `null_content`: it
+    renders tool calls only with a content that is null. `content_lists`: it reads only contents that are lists of
+    parts.
+    """
+
+    string_arguments: bool = False
+    null_content: bool = False
+    content_lists: bool = False
+
+    def write(self, messages: list[Message]) -> list[Message]:
+        """Return messages in this form."""
+        if self.string_arguments:
+            messages = [write_arguments(message) if "tool_calls" in message else message for message in messages]
+        if not self.null_content:
+            messages = [
+                message if message["content"] is not None else {**message, "content": ""} for message in messages
+            ]
+        if self.content_lists:
+            messages = [
+                {**message, "content": [{"type": "text", "text": message["content"]}]}
+                if message["content"] is not None
+                else message
+                for message in messages
+            ]
+        return messages
+
+
+class Stops(NamedTuple):
+    """The tokens that end an answer and begin the next message: that of a user, and that of a tool behind a call."""
+
+    user: str = ""
+    tool: str = ""
+
+    def find(self, message: Message) -> str:
+        """Return the token behind an answer."""
+        return self.tool if message.get("tool_calls") else self.user
+
+
+@dataclass(frozen=True)
 class Turns:
     """Cut conversations with one template; `prompts` are the generation prompts that it writes."""
 
     template: ChatTemplate
     prompts: tuple[str, ...]
-    string_arguments: bool
+    form: MessageForm = field(default_factory=MessageForm)
     settings: TrainSettings = field(default_factory=TrainSettings)
     special_tokens: tuple[str, ...] = ()
+    stops: Stops = field(default_factory=Stops)
 
     def cut(self, conversation: Conversation) -> list[TurnSequence]:
         """Return the sequences of a conversation.
@@ -87,28 +151,40 @@ class Turns:
         Raises:
             BadRow: the template fails, does not render a part of the row, or nothing is trained.
         """
-        if self.string_arguments:
-            conversation = conversation.with_string_arguments()
+        finder = PartFinder(conversation, lambda messages, tools: self._try_render(conversation, messages, tools))
         try:
             if self.settings.train == "all":
-                return self._render_all(conversation)
-            if self.template.has_generation_tags:
-                return self._cut_by_tags(conversation)
-            sequences = list(self._cut_by_prompts(conversation))
+                sequences, texts = self._render_all(conversation)
+            elif self.template.has_generation_tags:
+                sequences, texts = self._cut_by_tags(conversation)
+            else:
+                sequences, texts = self._cut_by_prompts(conversation)
+            codes = self._check_rendered(conversation, finder, texts)
         except RenderError as error:
             line = f", line {error.line}" if error.line else ""
             raise BadRow("template_failed", f"the chat template fails{line}: {error.reason}") from error
         if not sequences:
             raise BadRow("nothing_trained", "the answers have no text besides what is not trained; drop the row")
-        return sequences
+        return [sequences[0]._replace(unrendered=codes), *sequences[1:]] if codes else sequences
 
-    def _render_all(self, conversation: Conversation) -> list[TurnSequence]:
-        text = self.template.render(conversation.messages, conversation.tools, **conversation.variables)
-        for number in range(len(conversation.messages)):
-            self._check_rendered(conversation, number, text)
-        self._check_context_rendered(conversation, len(conversation.messages), text)
+    def _render(self, conversation: Conversation, messages: list[Message], **variables: Any) -> str:
+        return self.template.render(
+            self.form.write(messages), conversation.tools, **{**conversation.variables, **variables}
+        )
+
+    def _try_render(self, conversation: Conversation, messages: list[Message], tools: list[Any] | None) -> str | None:
+        try:
+            return self.template.render(self.form.write(messages), tools, **conversation.variables)
+        except RenderError:
+            return None
+
+    def _render_all(self, conversation: Conversation) -> tuple[list[TurnSequence], list[_StartText]]:
+        text = self._render(conversation, conversation.messages)
         answers = [i for i, message in enumerate(conversation.messages) if message["role"] == "assistant"]
-        return [TurnSequence([Chunk(text, True)], answers)]
+        texts = [_StartText(len(conversation.messages), text, answers, {})]
+        if answers[-1] == len(conversation.messages) - 1:
+            text += self.stops.find(conversation.messages[-1])
+        return [TurnSequence([Chunk(text, True)], answers)], texts
 
     def select_answers(self, conversation: Conversation) -> list[int]:
         """Return the numbers of the messages to train, by --train and the keys `train` and `weight` of the messages."""
@@ -122,9 +198,11 @@ class Turns:
             )
         return chosen
 
-    def _cut_by_prompts(self, conversation: Conversation) -> Iterator[TurnSequence]:
+    def _cut_by_prompts(self, conversation: Conversation) -> tuple[list[TurnSequence], list[_StartText]]:
         numbers = self.select_answers(conversation)
         self._check_size(conversation, numbers)
+        sequences: list[TurnSequence] = []
+        texts: list[_StartText] = []
         chunks: list[Chunk] = []
         answers: list[int] = []
         before = ""
@@ -134,11 +212,14 @@ class Turns:
             answer = rendered[len(prompt) :]
             if not answer:
                 raise BadRow("empty_answer", f"message {number + 1}: the template renders an empty answer")
-            self._check_rendered(conversation, number, answer)
-            if not prompt.startswith(before):
+            if not texts or not prompt.startswith(before):
                 if answers:
-                    yield TurnSequence(_without_end(chunks), answers)
+                    sequences.append(TurnSequence(_without_end(chunks), answers))
                 chunks, answers, before = [], [], ""
+                texts.append(_StartText(0, "", [], {}))
+            texts[-1].answers.append(number)
+            texts[-1].spans[number] = len(prompt), len(rendered)
+            texts[-1] = texts[-1]._replace(size=number + 1, text=rendered)
             characters += len(rendered) - len(before)
             if characters > MAX_CHARACTERS:
                 raise BadRow(
@@ -148,14 +229,17 @@ class Turns:
                 )
             if len(prompt) > len(before):
                 chunks.append(Chunk(prompt[len(before) :], False))
-            chunk = Chunk(answer, self._find_trained(conversation, number, prompt, answer))
-            chunks.append(chunk)
-            if chunk.trained:
+            stop = self.stops.find(conversation.messages[number])
+            trained = self._find_trained(conversation, number, prompt, answer)
+            if stop and not isinstance(trained, bool):
+                trained = (*trained, (len(answer), len(answer) + len(stop)))
+            chunks.append(Chunk(answer + stop, trained))
+            if trained:
                 answers.append(number)
-            before = rendered
-        self._check_context_rendered(conversation, numbers[-1], before)
+            before = rendered + stop
         if answers:
-            yield TurnSequence(_without_end(chunks), answers)
+            sequences.append(TurnSequence(_without_end(chunks), answers))
+        return sequences, texts
 
     def _check_size(self, conversation: Conversation, numbers: list[int]) -> None:
         """Refuse a row of so many messages that its renders would take minutes."""
@@ -171,12 +255,13 @@ class Turns:
 
     def render_answer(self, conversation: Conversation, number: int) -> tuple[str, list[str], str]:
         """Return the conversation up to an answer, the possible prompts, and the longest one that it begins with."""
-        messages = conversation.messages[: number + 1]
-        rendered = self.template.render(messages, conversation.tools, **conversation.variables)
+        rendered = self._render(conversation, conversation.messages[: number + 1])
         prompts, first_error = self._render_prompts(conversation, number)
         best = max((len(prompt) for prompt in prompts if rendered.startswith(prompt)), default=-1)
         if best < 0 and not number:
             best = self._find_first_prompt(conversation, rendered)
+        if best < 0:
+            best = self._find_prompt_without_reasoning(conversation, number, rendered)
         if best >= 0:
             return rendered, prompts, rendered[:best]
         if first_error is not None:
@@ -192,16 +277,16 @@ class Turns:
 
     def _render_prompts(self, conversation: Conversation, number: int) -> tuple[list[str], RenderError | None]:
         """Return the prompts that can precede an answer, and the first error of the template."""
-        earlier, template = conversation.messages[:number], self.template
+        earlier = conversation.messages[:number]
         prompts: list[str] = []
         first_error: RenderError | None = None
         for variables in self._thinking_variants(conversation):
             try:
-                prompts.append(template.render(earlier, conversation.tools, add_generation_prompt=True, **variables))
+                prompts.append(self._render(conversation, earlier, add_generation_prompt=True, **variables))
             except RenderError as error:  # many templates refuse an empty list of messages
                 first_error = first_error or error
         try:
-            base = template.render(earlier, conversation.tools, **conversation.variables) if earlier else ""
+            base = self._render(conversation, earlier) if earlier else ""
         except RenderError as error:
             base, first_error = "", first_error or error
         if base or not earlier:
@@ -215,8 +300,8 @@ class Turns:
         writes there in front of other answers.
         """
         try:
-            other = self.template.render([_OTHER_ANSWER], conversation.tools, **conversation.variables)
-            short = self.template.render([_QUESTION, _OTHER_ANSWER], None, **conversation.variables)
+            other = self._render(conversation, [_OTHER_ANSWER])
+            short = self._render(replace(conversation, tools=None), [_QUESTION, _OTHER_ANSWER])
         except RenderError:
             return -1
         end, best = common_prefix(rendered, other), -1
@@ -229,6 +314,24 @@ class Turns:
                     best = max(best, position + len(prompt))
         return best
 
+    def _find_prompt_without_reasoning(self, conversation: Conversation, number: int, rendered: str) -> int:
+        """Return the end of a prompt whose history has no reasoning, or -1.
+
+        Some templates write the reasoning of a tool call until an answer without calls follows. So the prompt has it,
+        and the conversation up to the answer does not. Such a template may also take the content of a call for
+        reasoning.
+        """
+        earlier = conversation.messages[:number]
+        plain = [{key: value for key, value in message.items() if key != "reasoning_content"} for message in earlier]
+        silent = [{**message, "content": ""} if "tool_calls" in message else message for message in plain]
+        for history in (plain, silent):
+            if history != earlier:
+                prompts, _ = self._render_prompts(replace(conversation, messages=history), number)
+                best = max((len(prompt) for prompt in prompts if rendered.startswith(prompt)), default=-1)
+                if best >= 0:
+                    return best
+        return -1
+
     def _thinking_variants(self, conversation: Conversation) -> list[dict[str, Any]]:
         own = conversation.variables
         names = [name for name in THINKING_VARIABLES if name in self.template.reads]
@@ -239,15 +342,14 @@ class Turns:
     ) -> bool | tuple[Span, ...]:
         """Return which part of an answer is trained, by --train-reasoning and --train-tool-calls."""
         message = conversation.messages[number]
-        if (self.settings.reasoning or not ("reasoning_content" in message or THINK_END in message["content"])) and (
-            self.settings.tool_calls or "tool_calls" not in message
-        ):
+        reasoned = "reasoning_content" in message or THINK_END in (message["content"] or "")
+        if (self.settings.reasoning or not reasoned) and (self.settings.tool_calls or "tool_calls" not in message):
             return True
 
         def render(other: dict[str, Any]) -> str | None:
             messages = [*conversation.messages[:number], other]
             try:
-                text = self.template.render(messages, conversation.tools, **conversation.variables)
+                text = self._render(conversation, messages)
             except RenderError:
                 return None
             return text[len(prompt) :] if text.startswith(prompt) else None
@@ -256,14 +358,13 @@ class Turns:
         spans = parts.find_spans(reasoning=self.settings.reasoning, tool_calls=self.settings.tool_calls)
         return spans if spans != ((0, len(answer)),) else True
 
-    def _cut_by_tags(self, conversation: Conversation) -> list[TurnSequence]:
+    def _cut_by_tags(self, conversation: Conversation) -> tuple[list[TurnSequence], list[_StartText]]:
         trained = self.select_answers(conversation)
         messages = conversation.messages[: max(trained) + 1]
-        text, spans = self.template.render_tagged(messages, conversation.tools, **conversation.variables)
+        text, spans = self.template.render_tagged(
+            self.form.write(messages), conversation.tools, **conversation.variables
+        )
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        for number in answers:
-            self._check_rendered(conversation, number, text)
-        self._check_context_rendered(conversation, max(trained), text)
         if len(trained) < len(answers):
             if len(spans) != len(answers):
                 raise BadRow(
@@ -275,67 +376,80 @@ class Turns:
         spans = [span for span in spans if span[0] < span[1]]
         if not spans:
             raise BadRow("nothing_trained", "the generation blocks of the template contain no text of this row")
-        return [TurnSequence([Chunk(text, tuple(spans))], trained)]
+        texts = [_StartText(len(messages), text, trained, {})]
+        stops = tuple({stop for stop in self.stops if stop})
+        if stops and spans[-1][1] == len(text):
+            text += self.stops.find(messages[-1])
+        spans = [
+            (begin, end + next((len(stop) for stop in stops if text.startswith(stop, end)), 0)) for begin, end in spans
+        ]
+        called = [number for number in trained if "tool_calls" in messages[number] and number + 1 < len(messages)]
+        if called:  # a template that writes the calls in front of the results of tools would not mark them
+            count = called[-1] + 1
+            texts.insert(0, _StartText(count, self._render(conversation, messages[:count]), called[-1:], {}))
+        return [TurnSequence([Chunk(text, tuple(spans))], trained)], texts
 
-    def _check_rendered(self, conversation: Conversation, number: int, text: str) -> None:
-        """Refuse a row of which the template leaves out reasoning, tool calls or an answer's text."""
-        if self.settings.allow_unrendered:
-            return
-        missing = _find_unrendered(conversation.messages[number], text)
-        if missing:
-            raise BadRow(
-                f"{UNRENDERED}{missing[0]}",
-                f"message {number + 1}: the template does not render {missing[1]}: the row has "
-                f"{_excerpt(missing[2], 0)}, and the template writes {_excerpt(text, 0)}; use a template that "
-                "renders it, or pass --unrendered allow",
-            )
+    def _check_rendered(
+        self, conversation: Conversation, finder: PartFinder, texts: list[_StartText]
+    ) -> tuple[str, ...]:
+        """Return the codes of the parts that no text of the row has in its own message.
 
-    def _check_context_rendered(self, conversation: Conversation, last: int, text: str) -> None:
-        """Refuse a row of which the template leaves out the tools, a system message or a message of the user."""
-        if self.settings.allow_unrendered:
-            return
-        for number, message in enumerate(conversation.messages[:last]):
-            content = message["content"].strip()
-            if message["role"] in CONTEXT_ROLES and content not in text:
-                raise BadRow(
-                    f"{UNRENDERED}context",
-                    f"message {number + 1}: the template does not render the text of the role {message['role']} "
-                    f"unchanged: the row has {_excerpt(content, 0)}, and the template writes {_excerpt(text, 0)}; use "
-                    "a template that renders it, or pass --unrendered allow",
-                )
-        name = _tool_name(conversation.tools[0]) if conversation.tools else None
-        if name and name not in text:
-            raise BadRow(
-                f"{UNRENDERED}tools",
-                f"the template does not render the tools of the row: the row has {name!r}, and the template writes "
-                f"{_excerpt(text, 0)}; use a template that renders them, or pass --unrendered allow",
-            )
+        An answer is complete where it is trained. Elsewhere, a template can leave out parts of it, such as the
+        reasoning, if it renders them at the time of the answer: this is the history that a model sees.
+        """
+        trained = {number for text in texts for number in text.answers}
+        missing: dict[tuple[int, str], tuple[RowPart, str]] = {}
+        complete: set[int] = set()
+        for text in texts:
+            lost = finder.find_missing(text.size, text.text, text.spans)
+            complete |= {*range(text.size)} - trained - {part.message for part in lost}
+            for part in lost:
+                history = part.message in trained and part.message not in text.answers
+                earlier = part.kind in (CONTEXT, TOOL) and text is not texts[-1]
+                if not history and not earlier:
+                    own = text.text[slice(*text.spans.get(part.message, (None,)))]
+                    missing.setdefault((part.message, part.kind), (part, own))
+        codes: set[str] = set()
+        known: dict[tuple[Any, ...], bool] = {}
+        for (number, kind), (part, own) in sorted(missing.items(), key=lambda item: item[0]):
+            if kind not in (CONTEXT, TOOL) and number in complete:
+                continue
+            if kind in (CONTENT, REASONING, CALLS) and number not in trained:
+                message = conversation.messages[number]
+                shape = (kind, *sorted(message), bool(message["content"]), THINK_END in (message["content"] or ""))
+                if shape not in known:  # answers of the same shape are rendered in the same way
+                    others = finder.find_missing(number + 1, None, {})
+                    known[shape] = (number, kind) not in {(other.message, other.kind) for other in others}
+                if known[shape]:
+                    continue
+            if not self.settings.allow_unrendered:
+                self._refuse(conversation, part, own)
+            codes.add(f"{UNRENDERED}{kind}")
+        return tuple(sorted(codes))
+
+    def _refuse(self, conversation: Conversation, part: RowPart, rendered: str) -> NoReturn:
+        """Raise BadRow for a part that the template leaves out."""
+        role = conversation.messages[part.message]["role"]
+        subject = {
+            CONTENT: "its text unchanged",
+            CONTEXT: f"the text of the role {role} unchanged",
+            REASONING: "its reasoning",
+            CALLS: "its tool call",
+            RESULTS: "its result",
+            TOOL: "the tools of the row",
+        }[part.kind]
+        place = "" if part.message == TOOLS else f"message {part.message + 1}: "
+        raise BadRow(
+            f"{UNRENDERED}{part.kind}",
+            f"{place}the template does not render {subject}: the row has {_excerpt(part.text, 0)}, and the template "
+            f"writes {_excerpt(rendered, 0)}; use a template that renders it, or pass --unrendered allow",
+        )
 
 
 def _without_end(chunks: list[Chunk]) -> list[Chunk]:
     """Drop the chunks behind the last trained one."""
     last = max(i for i, chunk in enumerate(chunks) if chunk.trained)
     return chunks[: last + 1]
-
-
-def _find_unrendered(message: dict[str, Any], text: str) -> tuple[str, str, str] | None:
-    """Return the code, the name and the content of a part of a message that a text lacks."""
-    for call in message.get("tool_calls") or ():
-        if call["function"]["name"] not in text:
-            return "tool_calls", "its tool call", call["function"]["name"]
-    reasoning = message.get("reasoning_content")
-    if reasoning and reasoning.strip() not in text:
-        return "reasoning", "its reasoning", reasoning
-    content = message["content"].rpartition(THINK_END)[2].strip()
-    if message["role"] == "assistant" and content and content not in text:
-        return "content", "its text unchanged", content
-    return None
-
-
-def _tool_name(tool: Any) -> str | None:
-    function = tool.get("function", tool) if isinstance(tool, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    return name if isinstance(name, str) else None
 
 
 def _excerpt(text: str, position: int) -> str:

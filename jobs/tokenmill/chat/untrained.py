@@ -8,8 +8,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-THINK_END = "</think>"
-"""The mark that ends the reasoning inside a content."""
+from tokenmill.chat.completeness import THINK_END
 
 Span = tuple[int, int]
 """First character and the character after the last one."""
@@ -44,7 +43,7 @@ class AnswerParts:
         tokens = sorted((token for token in special_tokens if token), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
         self._tokens = self._find_tokens(answer)
-        self._visible = message["content"].rpartition(THINK_END)[2].strip()
+        self._visible = (message["content"] or "").rpartition(THINK_END)[2].strip()
 
     def find_spans(self, *, reasoning: bool, tool_calls: bool) -> tuple[Span, ...]:
         """Return the spans of the answer that are not left out; `reasoning` and `tool_calls` are those that stay."""
@@ -56,7 +55,7 @@ class AnswerParts:
         """Return where the answer continues behind its reasoning."""
         answer, message = self._answer, self._message
         reasoning = str(message.get("reasoning_content") or "").strip()
-        inline = THINK_END in message["content"]
+        inline = THINK_END in (message["content"] or "")
         if not reasoning and not inline:
             return 0
         plain = {key: value for key, value in message.items() if key != "reasoning_content"}

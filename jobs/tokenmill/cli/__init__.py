@@ -8,12 +8,15 @@ import io
 import json
 import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import NoReturn
 
 import typer
 
 from tokenmill import __version__, redaction
 from tokenmill.errors import TokenmillError
+from tokenmill.printing import printable_message
 
 app = typer.Typer(
     name="tokenmill",
@@ -52,15 +55,43 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     redaction.install()
     try:
-        app()
+        with _explain_rest():
+            _run_command()
     except TokenmillError as error:
         message = redaction.redact(str(error))
+        line = f"error: {printable_message(message)}\n"
         if "--json" in sys.argv:
-            event = {"event": "error", "message": message, "exit_code": error.exit_code}
-            sys.stderr.write(json.dumps(event) + "\n")
-        else:
-            sys.stderr.write(f"error: {message}\n")
+            line = json.dumps({"event": "error", "message": message, "exit_code": error.exit_code}) + "\n"
+        with contextlib.suppress(OSError, ValueError):  # its volume is full, or its reader has gone
+            sys.stderr.write(line)
+            sys.stderr.flush()
         sys.exit(error.exit_code)
+
+
+def _run_command() -> None:
+    """Run a command, and write the rest of its output: a result that is lost is an error (OSError).
+
+    The log of a training run may be lost. It never changes the exit code, which decides whether the run continues.
+    """
+    try:
+        app()
+    except SystemExit:
+        if sys.argv[1:2] != ["train"]:
+            with contextlib.suppress(BrokenPipeError, ValueError):  # the reader has gone, or the stream is closed
+                sys.stdout.flush()
+        raise
+
+
+@contextlib.contextmanager
+def _explain_rest() -> Iterator[None]:
+    """Explain an OSError for which no command has its own directory; the import takes time only after an error."""
+    try:
+        yield
+    except OSError as error:
+        from tokenmill.files.explain import explain_os_errors
+
+        with explain_os_errors(Path(error.filename or "a file")):
+            raise
 
 
 def console() -> NoReturn:
@@ -74,6 +105,6 @@ def console() -> NoReturn:
     except SystemExit as end:
         code = end.code
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # the reader has closed the pipe
+        with contextlib.suppress(OSError, ValueError):  # the reader has closed the pipe
             stream.flush()
     os._exit(code if isinstance(code, int) else int(code is not None))

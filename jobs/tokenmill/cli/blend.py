@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenmill.cli import options as o
+from tokenmill.printing import PrintedTable, align, format_share, printable
 
 if TYPE_CHECKING:
-    from tokenmill.data.split import DatasetLabels
+    from tokenmill.datasets.split import DatasetLabels
     from tokenmill.training.settings import BlendPart
 
 PART = "PART[=WEIGHT]"
@@ -79,14 +80,14 @@ def blend(
         assert content is not None  # noqa: S101
         write_atomic(out.absolute(), _render_values(data, key, root) if values else content)
     for line in _render_table(data, tokens):
-        sys.stdout.write(line + "\n")
+        sys.stdout.write(f"{line}\n")
     usage = f"-f {out}" if values else " ".join([*flags, str(out), *(["--split", data.split] if data.split else [])])
     sys.stdout.write(f"{'values for the chart' if values else 'for Megatron-LM'}: {usage}\n")
 
 
 def _option_labels() -> "DatasetLabels":
     """Return the names of this command's options, for messages about the datasets."""
-    from tokenmill.data.split import DatasetLabels
+    from tokenmill.datasets.split import DatasetLabels
 
     class OptionLabels(DatasetLabels):
         key = "--key"
@@ -148,18 +149,13 @@ def _volume_path(part: str, root: Path) -> Path:
 
 
 def _render_table(data: Any, tokens: float | None) -> list[str]:
-    rows = [("split", "dataset", "pairs", "documents", "tokens", "share", "epochs")]
+    rows = list[tuple[str, ...]]()
     for name, sources in data.lists.items():
         for source in sources:
             epochs = ""
             if tokens and name in ("all", "train"):
                 epochs = f"{source.epochs(data.split, tokens):.2f}"
-            counts = (f"{len(source.pairs):,}", f"{source.documents:,}", f"{source.tokens:,}", f"{source.share:.2%}")
-            rows.append((data.split or name, source.path, *counts, epochs))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-        cells[:2] = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    return [*lines, *data.notes]
+            counts = (f"{count:,}" for count in (len(source.pairs), source.documents, source.tokens))
+            rows.append((data.split or name, source.path, *counts, format_share(source.share), epochs))
+    columns = ("split", "dataset", "pairs", "documents", "tokens", "share", "epochs")
+    return [*align(PrintedTable("datasets", columns, rows, texts=(1,))), *map(printable, data.notes)]

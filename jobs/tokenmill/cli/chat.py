@@ -22,11 +22,20 @@ def chat(
     processes: o.Processes = None,
 ) -> None:
     """Render conversations with a chat template, and write their token ids and the mask of the trained ones."""
-    from tokenmill.cli.sources import run_source_stage
+    from tokenmill.cli.sources import resolve_source
+    from tokenmill.cli.stage_result import run_and_report
     from tokenmill.stages.chat import Chat
 
-    fields = {"options": options, "from_stage": from_stage, "endpoint": source.endpoint}
-    run_source_stage(Chat, fields, input, output, source, files, scratch, workers, run, processes)
+    corpus, selection, target = resolve_source(Chat.kind, input, output, source, files, scratch)
+    stage = Chat(
+        input=corpus,
+        output=target,
+        selection=selection,
+        options=options,
+        from_stage=from_stage,
+        endpoint=source.endpoint,
+    )
+    run_and_report(stage, run, workers, processes)
 
 
 COMMAND_CLASS = SubmittableCommand

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli import options as o
+from tokenmill.printing import printable
 
 
 def check_data(
@@ -96,7 +97,7 @@ def check_data(
 
 
 def _log(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
+    sys.stderr.write(f"{printable(line)}\n")
     sys.stderr.flush()
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli import options as o
-from tokenmill.cli.commands import Command
+from tokenmill.cli.commands import Command, address
 
 checkpoint = typer.Typer(
     no_args_is_help=True,
@@ -32,7 +32,7 @@ def _check_directory(path: Path) -> None:
 @checkpoint.command("list", cls=Command)
 def list_(path: Checkpoints, json: o.Json = False) -> None:
     """List the checkpoints, oldest first: iteration, size, age and state; * marks the one that the tracker names."""
-    from tokenmill.flow.progress import format_bytes, format_duration
+    from tokenmill.printing import format_bytes, format_duration
     from tokenmill.training.checkpoints.repair import (
         TRACKER,
         ForeignTracker,
@@ -66,6 +66,7 @@ def list_(path: Checkpoints, json: o.Json = False) -> None:
                     "bytes": saved.bytes,
                     "mtime": saved.mtime,
                     "tracked": saved.path.name == tracked_name,
+                    "before_nan": saved.before_nan,
                 }
                 for saved in checkpoints
             ],
@@ -76,7 +77,8 @@ def list_(path: Checkpoints, json: o.Json = False) -> None:
         mark = "*" if saved.path.name == tracked_name else " "
         number = RELEASE if saved.path.name == RELEASE else str(saved.iteration)
         age = format_duration(max(0.0, time.time() - saved.mtime)) if saved.mtime else ""
-        sys.stdout.write(f"{mark} {number:>9}  {format_bytes(saved.bytes):>9}  {age:>11}  {saved.state}\n")
+        note = ", saved because the next iteration had NaN" if saved.before_nan else ""
+        sys.stdout.write(f"{mark} {number:>9}  {format_bytes(saved.bytes):>9}  {age:>11}  {saved.state}{note}\n")
     if tracker_problem:
         sys.stdout.write(f"{tracker_problem}\n")
     elif tracked_name is None:
@@ -165,7 +167,10 @@ def repair(
 @checkpoint.command("import", cls=Command)
 def import_(
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="A model: hf://ORG/MODEL, or a directory with safetensors.")
+        str,
+        typer.Argument(
+            metavar="SOURCE", parser=address, help="A model: hf://ORG/MODEL, or a directory with safetensors."
+        ),
     ],
     directory: Annotated[Path, typer.Argument(metavar="PATH", help="Directory for the checkpoint.")],
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the model on the Hub.")] = None,

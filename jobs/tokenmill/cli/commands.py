@@ -8,6 +8,8 @@ from typing import Any, ClassVar, cast
 import typer
 from typer.core import TyperCommand
 
+from tokenmill.files.user_path import local_path
+
 COMMANDS = (
     "sample",
     "run",
@@ -34,23 +36,35 @@ COMMANDS = (
 
 
 class Command(TyperCommand):
-    """A command that refuses an empty path or argument, which pathlib would read as the current directory."""
+    """A command that refuses paths that pathlib would misread.
+
+    An empty path would be the current directory, and the address of a bucket a directory with the name `s3:`.
+    """
 
     raw_values: Mapping[str, Any]
     """The arguments and options as the user wrote them, by the name of the parameter."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the command line; end with a usage message if an argument or a path is empty."""
+        """Parse the command line; end with a message if an argument or a path is empty, or a path an address."""
         values, _, _ = self.make_parser(ctx).parse_args(list(args))
         self.raw_values = values
         for parameter in self.params:
-            value = values.get(parameter.name or "")
-            holds_path = parameter.param_type_name == "argument" or parameter.type.name in ("path", "file", "directory")
-            if holds_path and (value == "" or (isinstance(value, list | tuple) and "" in value)):
-                raise typer.BadParameter(
-                    "it is empty; check that the shell variable in the command is set", ctx=ctx, param=parameter
-                )
+            is_argument = parameter.param_type_name == "argument"
+            if is_argument or parameter.type.name == "path":
+                value = values.get(parameter.name or "", parameter.resolve_envvar_value(ctx))
+                for text in value if isinstance(value, list | tuple) else [value]:
+                    if text == "":
+                        raise typer.BadParameter(
+                            "it is empty; check that the shell variable in the command is set", ctx=ctx, param=parameter
+                        )
+                    if text and parameter.type.name != address.__name__:
+                        local_path(text, parameter.human_readable_name if is_argument else parameter.opts[0])
         return super().parse_args(ctx, args)
+
+
+def address(text: str) -> str:
+    """Return the value of an argument that may also be the address of a source; its type has this function's name."""
+    return text
 
 
 class CommandWithSubcommands(Command):

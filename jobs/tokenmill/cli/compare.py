@@ -37,7 +37,8 @@ def compare(
     from tokenmill.compare.report import compare_runs, to_builtins
     from tokenmill.compare.run import parse_inputs
     from tokenmill.compare.text import to_text
-    from tokenmill.html_page import check_target, show
+    from tokenmill.html_page import check_target
+    from tokenmill.printing import printable
 
     if html is not None:
         check_target(html, "compare")
@@ -45,7 +46,7 @@ def compare(
     if html is not None:
         write_page(html, report, compared)
     if json:
-        event = {"event": "result", **to_builtins(report), "html": show(str(html)) if html else None}
+        event = {"event": "result", **to_builtins(report), "html": printable(str(html)) if html else None}
         sys.stdout.write(msgspec.json.encode(event).decode() + "\n")
         return
-    sys.stdout.write(to_text(report) + "\n" + (f"\nwith plots: {show(str(html))}\n" if html else ""))
+    sys.stdout.write(to_text(report) + "\n" + (f"\nwith plots: {printable(str(html))}\n" if html else ""))

@@ -10,10 +10,11 @@ import typer
 
 from tokenmill.cli import options as o
 from tokenmill.errors import RequestError
+from tokenmill.printing import printable
 
 if TYPE_CHECKING:
+    from tokenmill.datasets.dataset import Dataset
     from tokenmill.flow.contract import Origin, StageKind
-    from tokenmill.tokens.dataset import Dataset
     from tokenmill.tokens.mask_view import MaskedSequence, SequenceDecoder
 
 
@@ -61,7 +62,11 @@ def inspect(
     if json:
         sys.stdout.write(jsonlib.dumps(shown.event | _describe_sequences(shown)) + "\n")
         return
-    sys.stdout.write("\n".join(shown.lines) + "\n")
+    sys.stdout.write("".join(f"{printable(line)}\n" for line in shown.lines))
+    if shown.text is not None:
+        from tokenmill.tokens.mask_view import escape
+
+        sys.stdout.write(f"{escape(shown.text)}\n")
     if shown.sequences is not None:
         _print_sequences(shown)
 
@@ -91,6 +96,7 @@ class _Shown(NamedTuple):
 
     event: dict[str, Any]
     lines: list[str]
+    text: str | None = None
     sequences: "list[MaskedSequence] | None" = None
     decoder: "SequenceDecoder | None" = None
     sources: Sequence[tuple[str, int]] = ()
@@ -106,9 +112,9 @@ def _is_only_pack(path: Path) -> bool:
 
 def _show_output(path: Path) -> _Shown:
     """Describe an output: its pairs, or its shards if it is a pack without pairs next to it."""
+    from tokenmill.datasets.dataset import find_dataset
     from tokenmill.flow.record import describe_rejected
     from tokenmill.stages.registry import PACK
-    from tokenmill.tokens.dataset import find_dataset
 
     if _is_only_pack(path):
         return _show_pack(find_dataset(path, [PACK]))
@@ -175,8 +181,9 @@ def _show_pack(dataset: "Dataset") -> _Shown:
 
 
 def _show_document(path: Path, number: int, key: str | None, file: str | None, *, mask: bool) -> _Shown:
-    from tokenmill.tokens.dataset import find_dataset, find_document
-    from tokenmill.tokens.mask_view import SequenceDecoder, escape, read_masked_document
+    from tokenmill.datasets.dataset import find_dataset, find_document
+    from tokenmill.tokens.encoder_store import Encoders
+    from tokenmill.tokens.mask_view import SequenceDecoder, read_masked_document
     from tokenmill.tokens.tokenizer import decode
 
     if _is_only_pack(path):
@@ -196,22 +203,22 @@ def _show_document(path: Path, number: int, key: str | None, file: str | None, *
     }
     lines = [
         f"document {shown.number} of {dataset.record.output / shown.pair.prefix}: {len(shown.ids):,} tokens",
-        f"from record {record} (counted from 0, blank lines not counted) of {escape(str(name))}",
+        f"from record {record} (counted from 0, blank lines not counted) of {name}",
         f"in {_describe_origin(source)}",
         "",
     ]
+    backend = Encoders(dataset.record).backend(dataset.basis)
     if mask:
-        sequences = read_masked_document(dataset, shown)
-        return _Shown(event, lines, sequences, SequenceDecoder(dataset.backend))
+        return _Shown(event, lines, sequences=read_masked_document(dataset, shown), decoder=SequenceDecoder(backend))
     eod = dataset.basis.eod
-    text = decode(dataset.backend, shown.ids[:-1] if shown.ids and shown.ids[-1] == eod else shown.ids)
-    return _Shown(event | {"text": text}, [*lines, escape(text)])
+    text = decode(backend, shown.ids[:-1] if shown.ids and shown.ids[-1] == eod else shown.ids)
+    return _Shown(event | {"text": text}, lines, text)
 
 
 def _show_row(path: Path, number: int, file: str | None, tokenizer: Path | None) -> _Shown:
+    from tokenmill.datasets.dataset import find_dataset
     from tokenmill.packing.view import find_tokenizer, read_packed_row
     from tokenmill.stages.registry import PACK
-    from tokenmill.tokens.dataset import find_dataset
     from tokenmill.tokens.mask_view import SequenceDecoder
 
     dataset = find_dataset(path, [PACK])
@@ -226,7 +233,7 @@ def _show_row(path: Path, number: int, file: str | None, tokenizer: Path | None)
         "the stored mask is shifted: it has 1 where the next token is trained. Here, a trained token itself is shown",
         "",
     ]
-    return _Shown(event, lines, row.sequences, decoder, row.sources)
+    return _Shown(event, lines, None, row.sequences, decoder, row.sources)
 
 
 def _describe_sequences(shown: _Shown) -> dict[str, Any]:
@@ -253,7 +260,7 @@ def _describe_sequences(shown: _Shown) -> dict[str, Any]:
 
 
 def _print_sequences(shown: _Shown) -> None:
-    from tokenmill.tokens.mask_view import MaskPrinter, escape
+    from tokenmill.tokens.mask_view import MaskPrinter
 
     assert shown.sequences is not None and shown.decoder is not None  # noqa: S101
     printer = MaskPrinter()
@@ -262,7 +269,7 @@ def _print_sequences(shown: _Shown) -> None:
         origin = ""
         if number < len(shown.sources):
             name, record = shown.sources[number]
-            origin = f", from record {record} of {escape(name)}"
+            origin = f", from record {record} of {printable(name)}"
         sys.stdout.write(
             f"\nsequence {number}: {len(sequence.ids):,} tokens, {sequence.trained_count:,} trained{origin}\n"
         )

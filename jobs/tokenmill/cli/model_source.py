@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from tokenmill.errors import RequestError
+from tokenmill.files.user_path import local_path
 from tokenmill.flow.progress import Reporter
 from tokenmill.training.convert.huggingface import CONFIG, read_config
 from tokenmill.training.convert.importer import ModelOrigin
@@ -38,7 +39,7 @@ def parse_model_source(text: str, revision: str | None) -> ModelOrigin:
     if revision == "":
         raise RequestError("--revision is empty; specify a revision, or check that its shell variable is set")
     if not text.startswith("hf://"):
-        if not Path(text).is_dir():
+        if not local_path(text, "SOURCE").is_dir():
             raise RequestError(f"there is no directory {text}; for a model on the Hub, use hf://ORG/MODEL")
         if revision:
             raise RequestError(f"{text} is a directory, which has no revision {revision}; remove --revision")

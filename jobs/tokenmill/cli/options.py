@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from tokenmill.cli.commands import address
 from tokenmill.options import WorkerOptions
 
 Input = Annotated[
@@ -14,6 +15,7 @@ InputOrSource = Annotated[
     str,
     typer.Argument(
         metavar="INPUT",
+        parser=address,
         help="Directory of a dataset, output of an earlier stage, file, or source such as hf://datasets/ORG/NAME. The "
         "shards of a source are fetched to local scratch one by one.",
     ),

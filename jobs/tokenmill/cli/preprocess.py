@@ -22,11 +22,20 @@ def preprocess(
     processes: o.Processes = None,
 ) -> None:
     """Tokenize JSONL, compressed or not, Parquet, Arrow, JSON or text into .bin/.idx, as Megatron-LM does."""
-    from tokenmill.cli.sources import run_source_stage
+    from tokenmill.cli.sources import resolve_source
+    from tokenmill.cli.stage_result import run_and_report
     from tokenmill.stages.preprocess import Preprocess
 
-    fields = {"options": options, "from_stage": from_stage, "endpoint": source.endpoint}
-    run_source_stage(Preprocess, fields, input, output, source, files, scratch, workers, run, processes)
+    corpus, selection, target = resolve_source(Preprocess.kind, input, output, source, files, scratch)
+    stage = Preprocess(
+        input=corpus,
+        output=target,
+        selection=selection,
+        options=options,
+        from_stage=from_stage,
+        endpoint=source.endpoint,
+    )
+    run_and_report(stage, run, workers, processes)
 
 
 COMMAND_CLASS = SubmittableCommand

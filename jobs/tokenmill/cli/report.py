@@ -72,7 +72,8 @@ def report(
     from tokenmill.compare.report import replace_surrogates
     from tokenmill.files.explain import explain_os_errors
     from tokenmill.flow.progress import Reporter
-    from tokenmill.html_page import check_target, show
+    from tokenmill.html_page import check_target
+    from tokenmill.printing import printable
     from tokenmill.reporting.contract import Report
     from tokenmill.reporting.dataset import DEFAULT_SEQ_LENGTH, ReportOptions, build_dataset_report, select_output
     from tokenmill.reporting.page import COMMAND, write_page
@@ -99,7 +100,7 @@ def report(
         write_page(html, result)
     if json:
         content = replace_surrogates(msgspec.to_builtins(result))
-        event = {"event": "result", **content, "html": show(str(html)) if html else None}
+        event = {"event": "result", **content, "html": printable(str(html)) if html else None}
         sys.stdout.write(msgspec.json.encode(event).decode() + "\n")
     else:
-        sys.stdout.write(f"report: {show(str(html))}\n" if html else to_text(result) + "\n")
+        sys.stdout.write(f"report: {printable(str(html))}\n" if html else to_text(result) + "\n")

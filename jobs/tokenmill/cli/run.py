@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli import options as o
+from tokenmill.cli.commands import address
 from tokenmill.cli.groups import spread
 from tokenmill.cli.submittable import SubmittableCommand
 from tokenmill.corpus.options import SourceOptions
@@ -16,7 +17,7 @@ from tokenmill.tokens.options import PreprocessOptions
 
 @spread
 def run(
-    uri: Annotated[str, typer.Argument(metavar="SOURCE", help=f"{format_addresses()}.")],
+    uri: Annotated[str, typer.Argument(metavar="SOURCE", parser=address, help=f"{format_addresses()}.")],
     output: Annotated[Path, typer.Argument(help="Directory to write to, with a directory for each stage below it.")],
     options: PreprocessOptions,
     source: SourceOptions,

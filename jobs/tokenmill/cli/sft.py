@@ -7,6 +7,7 @@ import typer
 
 from tokenmill.chat.options import ChatOptions
 from tokenmill.cli import options as o
+from tokenmill.cli.commands import address
 from tokenmill.cli.groups import spread
 from tokenmill.cli.submittable import SubmittableCommand
 from tokenmill.corpus.options import SourceOptions
@@ -27,6 +28,7 @@ def sft(
         str,
         typer.Argument(
             metavar="INPUT",
+            parser=address,
             help=f"{format_addresses()}, output of an earlier stage, or a blend.json with several of them.",
         ),
     ],
@@ -108,13 +110,13 @@ def _is_blend(uri: str) -> bool:
         return False
     import json
 
-    from tokenmill.packing.blend import SPLITS
+    from tokenmill.datasets.split import FILE_NAMES
 
     try:
         value = json.loads(path.read_bytes())
-    except ValueError:  # JSON Lines, or a damaged file, which the stage reports
+    except (ValueError, RecursionError):  # JSON Lines, or a damaged file, which the stage reports
         return False
-    return isinstance(value, dict) and any(isinstance(value.get(name), list) for name in ("datasets", *SPLITS))
+    return isinstance(value, dict) and any(isinstance(value.get(name), list) for name in ("datasets", *FILE_NAMES))
 
 
 def _load_blend(
@@ -153,11 +155,11 @@ def _report(data: "FineTuningData", results: "list[StageResult]", run: "StageRun
     import time
 
     from tokenmill.cli.stage_result import build_result, program
+    from tokenmill.datasets.dataset import verify_outputs
     from tokenmill.errors import InputError
-    from tokenmill.flow.progress import format_duration
     from tokenmill.flow.record import describe_rejected
+    from tokenmill.printing import PrintedTable, align, format_duration
     from tokenmill.stages.registry import CHAT, KINDS
-    from tokenmill.tokens.dataset import verify_outputs
 
     started = time.monotonic()
     _, problems = verify_outputs(data.output, KINDS, full=True)
@@ -172,7 +174,8 @@ def _report(data: "FineTuningData", results: "list[StageResult]", run: "StageRun
         for event in described:
             sys.stdout.write(json.dumps(event) + "\n")
         return
-    rows: list[tuple[str, ...]] = [("stage", "rows", "sequences", "tokens", "trained", "left out", "rejected", "work")]
+    columns = ("stage", "rows", "sequences", "tokens", "trained", "left out", "rejected", "work")
+    rows = list[tuple[str, ...]]()
     for result, description in zip(results, described, strict=True):
         counts = description["counts"]
         in_rows = ("rows", "out") if "rows" in counts else ("in", "sequences")  # pack counts sequences, chat rows
@@ -180,10 +183,8 @@ def _report(data: "FineTuningData", results: "list[StageResult]", run: "StageRun
         cells = [f"{counts[name]:,}" if name in counts else "" for name in names]
         rows.append((result.label, *cells, format_duration(description["seconds"])))
     rows.append(("verify", "", "", "", "", "", "", format_duration(seconds)))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        padded = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-        sys.stdout.write("  ".join([row[0].ljust(widths[0]), *padded[1:]]).rstrip() + "\n")
+    for line in align(PrintedTable("stages", columns, rows)):
+        sys.stdout.write(f"{line}\n")
     sys.stdout.write("\n")
     for result, description in zip(results, described, strict=True):
         if rejected := describe_rejected(description["counts"], result.output):

@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenmill.flow.announce import StageEnd
 from tokenmill.flow.metrics import StageCollector
-from tokenmill.flow.progress import Reporter, format_bytes, format_duration
+from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import StageRecord, describe_rejected
 from tokenmill.flow.run import run_stage
 from tokenmill.flow.stage import Stage, StageRun
@@ -22,7 +22,8 @@ from tokenmill.metrics import MetricsExporter
 from tokenmill.notify.announcer import Announcer
 from tokenmill.options import RunOptions, WorkerOptions
 from tokenmill.pipeline import Pipeline
-from tokenmill.stages.registry import KINDS, PACK, PREPROCESS, default_output, get_stage
+from tokenmill.printing import PrintedTable, align, format_bytes, format_duration
+from tokenmill.stages.registry import KINDS, PACK, PREPROCESS, TRANSFORM, default_output, get_stage
 
 
 def program() -> str:
@@ -119,8 +120,17 @@ def report(summary: Summary, output: Path, json_lines: bool) -> None:
         return
     sys.stdout.write(
         f"{describe_completion(summary, output)}\n"
-        f"next: {get_stage(stage).next.format(path=shlex.quote(str(output)), tokenmill=program())}\n"
+        f"next: {_find_next(stage, output).format(path=shlex.quote(str(output)), tokenmill=program())}\n"
     )
+
+
+def _find_next(stage: str, output: Path) -> str:
+    """Return the template of the next command; for transform, the rows that it wrote decide."""
+    if stage != TRANSFORM.name:
+        return get_stage(stage).next
+    from tokenmill.stages.transform import suggest_next
+
+    return suggest_next(output)
 
 
 def describe_completion(summary: Summary, output: Path) -> str:
@@ -158,8 +168,8 @@ def _format_count(count: int, singular: str, plural: str) -> str:
 
 def report_pipeline(pipeline: Pipeline, summaries: list[Summary], run: StageRun) -> None:
     """Verify the output of a pipeline, then print the result of each stage and the next commands."""
+    from tokenmill.datasets.dataset import verify_outputs
     from tokenmill.errors import InputError
-    from tokenmill.tokens.dataset import verify_outputs
 
     started = time.monotonic()
     data = default_output(pipeline.output, PREPROCESS)
@@ -174,7 +184,8 @@ def report_pipeline(pipeline: Pipeline, summaries: list[Summary], run: StageRun)
         for summary in summaries:
             sys.stdout.write(json.dumps(build_result(summary, pipeline.output)) + "\n")
         return
-    rows = [("stage", "files", "documents", "tokens", "bytes", "planning", "work", "rate")]
+    columns = ("stage", "files", "documents", "tokens", "bytes", "planning", "work", "rate")
+    rows = list[tuple[str, ...]]()
     for summary in summaries:
         result = build_result(summary, pipeline.output)
         counts, weight = result["counts"] or {}, summary.plan.weight
@@ -188,11 +199,8 @@ def report_pipeline(pipeline: Pipeline, summaries: list[Summary], run: StageRun)
         rows.append((summary.plan.stage, files, documents, tokens, written, *durations, rate))
     rows.append(("verify", "", "", "", "", "", format_duration(seconds), "no problems"))
     shell_path = shlex.quote(str(pipeline.output))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-        cells[0] = row[0].ljust(widths[0])
-        sys.stdout.write("  ".join(cells).rstrip() + "\n")
+    for line in align(PrintedTable("stages", columns, rows)):
+        sys.stdout.write(f"{line}\n")
     rejected = describe_rejected(build_result(summaries[-1], data)["counts"] or {}, data)
     sys.stdout.write(
         (f"\n{rejected}\n" if rejected else "") + f"\nMegatron-LM data and its tokenizer: {data}\n"

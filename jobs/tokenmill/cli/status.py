@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenmill.cli import options as o
+from tokenmill.printing import format_bytes, format_duration, printable
 
 if TYPE_CHECKING:
     from tokenmill.flow.status import StageStatus
@@ -42,7 +43,7 @@ def status(
         statuses = []
     _print_statuses(statuses, json=json)
     for job in jobs:
-        sys.stdout.write((jsonlib.dumps(_describe_job(job)) if json else str(job)) + "\n")
+        sys.stdout.write((jsonlib.dumps(_describe_job(job)) if json else printable(str(job))) + "\n")
 
 
 def _read_jobs(path: Path, on: str | None, profiles: Path | None) -> "list[JobStates | ObjectState]":
@@ -68,7 +69,6 @@ def _describe_job(job: "JobStates | ObjectState") -> dict[str, Any]:
 
 
 def _print_statuses(statuses: "list[StageStatus]", *, json: bool) -> None:
-    from tokenmill.flow.progress import format_bytes, format_duration
     from tokenmill.flow.record import describe_rejected
 
     for stage_status in statuses:
@@ -83,10 +83,11 @@ def _print_statuses(statuses: "list[StageStatus]", *, json: bool) -> None:
             line += f", {format_bytes(stage_status.bytes_per_second)}/s"
         if stage_status.seconds_left is not None:
             line += f", about {format_duration(stage_status.seconds_left)} left"
+        lines = [line]
         if rejected := describe_rejected(stage_status.counts, stage_status.output):
-            line += f"\n  {rejected}"
+            lines.append(f"  {rejected}")
         if running := stage_status.at_work:
-            line += f"\n  in progress: {', '.join(running[:8])}{', ...' if len(running) > 8 else ''}"
+            lines.append(f"  in progress: {', '.join(running[:8])}{', ...' if len(running) > 8 else ''}")
         for failure in stage_status.failures:
-            line += f"\n  failed: {failure.unit} on {failure.host} at {failure.time}: {failure.message}"
-        sys.stdout.write(line + "\n")
+            lines.append(f"  failed: {failure.unit} on {failure.host} at {failure.time}: {failure.message}")
+        sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))

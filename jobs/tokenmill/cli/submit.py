@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from tokenmill.cli import options as o
+from tokenmill.files.user_path import local_path
 from tokenmill.submission.call import Call, Step, Submission, make_name
 from tokenmill.submission.profile import LOCAL, KubernetesProfile, SlurmProfile, read_profile
 
@@ -33,7 +34,7 @@ def submit(call: Call, on: str, profiles: Path | str | None, job_name: str | Non
     if job_name is not None:
         _check_name(job_name)
     call, workers = _take_workers(call)
-    file, directory = Path(profiles) if profiles is not None else None, Path.cwd()
+    file, directory = local_path(profiles, "--profiles") if profiles is not None else None, Path.cwd()
     stages = _list_stages(call)
     if on == LOCAL:
         sys.stdout.write(shlex.join(["tokenmill", *call.command_line()]) + "\n")
@@ -46,7 +47,9 @@ def submit(call: Call, on: str, profiles: Path | str | None, job_name: str | Non
 
         pairs = [(stage, p) for stage, p in zip(stages, resolved, strict=True) if isinstance(p, KubernetesProfile)]
         release = kubernetes.make_release(call, dict(pairs), workers, job_name)
-        sys.stdout.write(kubernetes.describe(release) if dry_run else kubernetes.install(release))
+        status = ["tokenmill", "status", release.output, "--on", on]
+        status += [] if profiles is None else ["--profiles", str(profiles)]
+        sys.stdout.write(kubernetes.describe(release) if dry_run else kubernetes.install(release, shlex.join(status)))
 
 
 def _submit_to_slurm(
@@ -81,7 +84,7 @@ def _submit_to_slurm(
     ids = " ".join(job.job for job in submitted)
     sys.stdout.write(
         f"logs:   {slurm.records_directory(submission.output)}\n"
-        f"status: tokenmill status {submission.output}\n"
+        f"status: {shlex.join(['tokenmill', 'status', str(submission.output)])}\n"
         f"cancel: scancel {ids}\n"
     )
 

@@ -22,11 +22,19 @@ def transform(
     processes: o.Processes = None,
 ) -> None:
     """Change each record of JSONL, Parquet, Arrow or JSON with a function, and write JSONL in shards."""
-    from tokenmill.cli.sources import run_source_stage
+    from tokenmill.cli.sources import resolve_source
+    from tokenmill.cli.stage_result import run_and_report
     from tokenmill.stages.transform import TransformRecords
 
-    fields = {"options": options, "from_stage": from_stage}
-    run_source_stage(TransformRecords, fields, input, output, source, files, scratch, workers, run, processes)
+    corpus, selection, target = resolve_source(TransformRecords.kind, input, output, source, files, scratch)
+    stage = TransformRecords(
+        input=corpus,
+        output=target,
+        selection=selection,
+        options=options,
+        from_stage=from_stage,
+    )
+    run_and_report(stage, run, workers, processes)
 
 
 COMMAND_CLASS = SubmittableCommand

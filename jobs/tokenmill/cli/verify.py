@@ -9,6 +9,7 @@ import typer
 
 from tokenmill.cli import options as o
 from tokenmill.errors import InputError
+from tokenmill.printing import printable
 
 
 def verify(
@@ -20,8 +21,8 @@ def verify(
     json: o.Json = False,
 ) -> None:
     """Check outputs as Megatron-LM will read them, and compare them with the recorded hashes."""
+    from tokenmill.datasets.dataset import verify_outputs
     from tokenmill.stages.registry import KINDS
-    from tokenmill.tokens.dataset import verify_outputs
 
     checked, problems = verify_outputs(path, KINDS, full=not quick, stage=stage)
     if json:
@@ -29,9 +30,9 @@ def verify(
         sys.stdout.write(jsonlib.dumps(event) + "\n")
     else:
         for line in checked:
-            sys.stdout.write(f"checked {line}\n")
+            sys.stdout.write(f"checked {printable(line)}\n")
         for problem in problems:
-            sys.stdout.write(f"problem: {problem}\n")
+            sys.stdout.write(f"problem: {printable(problem)}\n")
     if problems:
         raise InputError(
             f"{len(problems)} problem{'s' * (len(problems) > 1)} in {path}; follow the remedy of each problem, and run "

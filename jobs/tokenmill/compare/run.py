@@ -38,6 +38,8 @@ class RunInput(NamedTuple):
 
     name: str
     path: Path
+    metrics: Path | None = None
+    """A log, or a directory with logs or TensorBoard events, if they are not in `path`."""
 
 
 class ComparedRun(NamedTuple):
@@ -115,7 +117,10 @@ def read_run(request: RunInput, seq_length: int | None = None) -> ComparedRun:
     Raises:
         RequestError: the run has no readable steps, or contains several runs.
     """
-    files = list_files(request.path)
+    source = request.metrics or request.path
+    files = list_files(source)
+    if request.metrics:
+        files = files.with_records(list_files(request.path))
     settings: dict[str, str] = {}
     notes = list(files.notes)
     readers = {
@@ -129,12 +134,12 @@ def read_run(request: RunInput, seq_length: int | None = None) -> ComparedRun:
     for name, (paths, read) in readers.items():
         contents = [content for path in paths if (content := _try_to_read(read, path, settings, notes))]
         if contents:
-            forms.append(_order_files(request.path, name, contents))
+            forms.append(_order_files(source, name, contents))
     if not forms:
         looked = sum(map(len, (files.logs, files.events, files.jsonl, files.csv, files.trainer_states)))
         detail = f" ({'; '.join(notes[:3])})" if notes else ""
         raise RequestError(
-            f"{request.path} has no steps with a loss in the {looked:,} files of metrics that were looked at{detail}: "
+            f"{source} has no steps with a loss in the {looked:,} files of metrics that were looked at{detail}: "
             f"specify a directory or file with {FORMS}"
         )
     for path in files.settings:

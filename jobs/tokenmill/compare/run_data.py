@@ -5,7 +5,9 @@ writes .tokenmill/train/identity.json next to the checkpoints; it has the same c
 the number of samples, which follows from the iterations and the batch. `verdict` compares the data of two runs.
 """
 
+import contextlib
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -15,10 +17,17 @@ from tokenmill.data.identity import DataIdentity, SourceIdentity
 from tokenmill.data.run_record import NAME, read_record
 from tokenmill.errors import RequestError
 from tokenmill.training.checkpoints.identity import History, Identity
+from tokenmill.training.checkpoints.model_record import MODEL_RECORD
 from tokenmill.typed_json import decode_json
 
 _MEGATRON_SURPLUS = 0.005
 """Megatron-LM's --mid-level-dataset-surplus, unless extraArgs sets it."""
+
+
+class _BatchRecord(msgspec.Struct):
+    """The part of model.json that a comparison needs."""
+
+    batch: Annotated[int, msgspec.Meta(gt=0, lt=10**12)]
 
 
 class RunData(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +95,7 @@ def _read_record(directory: Path) -> RunData | None:
 def _read_history(path: Path, settings: dict[str, str], notes: list[str]) -> RunData | None:
     try:
         history = decode_json(read_small(path), History)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (OSError, msgspec.DecodeError) as error:
         raise RequestError(f"cannot read {path} ({error}); restore it, or remove it") from None
     if not history.events:
         return None
@@ -99,13 +108,20 @@ def _read_history(path: Path, settings: dict[str, str], notes: list[str]) -> Run
         change = f"there is no record of its data before iteration {valid[0].iteration:,} ({path})"
     if change:
         notes.append(f"{change}; the comparison uses the last data")
-    return msgspec.structs.replace(_convert_identity(last.identity, settings, path), change=change)
+    batch = find_integer(settings, GLOBAL_BATCH_NAMES) or _read_batch(path)
+    return msgspec.structs.replace(_convert_identity(last.identity, settings, path, batch), change=change)
 
 
-def _convert_identity(identity: Identity, settings: dict[str, str], path: Path) -> RunData:
+def _read_batch(identity: Path) -> int | None:
+    """Return the global batch that `tokenmill train` recorded next to the identity of a run's data."""
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        return decode_json(read_small(identity.with_name(MODEL_RECORD.name)), _BatchRecord).batch
+    return None
+
+
+def _convert_identity(identity: Identity, settings: dict[str, str], path: Path, batch: int | None) -> RunData:
     name = "train" if "train" in identity.lists else next(iter(identity.lists), "")
     parts = identity.lists.get(name, [])
-    batch = find_integer(settings, GLOBAL_BATCH_NAMES)
     iterations = find_integer(settings, ("train_iters", "training.iterations"))
     return RunData(
         identity=DataIdentity(

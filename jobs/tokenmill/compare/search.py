@@ -54,6 +54,15 @@ class RunFiles(NamedTuple):
     identities: list[Path]
     notes: list[str]
 
+    def with_records(self, other: "RunFiles") -> "RunFiles":
+        """Return these files with the settings and the records of another directory, which take precedence."""
+        return self._replace(
+            settings=[*other.settings, *self.settings],
+            records=[*other.records, *self.records],
+            identities=[*other.identities, *self.identities],
+            notes=[*self.notes, *other.notes],
+        )
+
 
 def list_files(path: Path) -> RunFiles:
     """Return the files of a run in a directory, or one file with the records next to it.

@@ -23,8 +23,11 @@ TEXT_LINES = "text lines"
 OVERSIZED = "too long"
 """Kind of a block that replaces an oversized record: one line with the reason, then the start of the record."""
 
-MEMORY_PER_RECORD_BYTE = 40
-"""Bytes of memory per byte of a record: measured are 10 with a fast encoder, and 33 for a text without spaces."""
+MEMORY_PER_RECORD_BYTE = 100
+"""Bytes of memory per byte of a record: measured are 10 with a fast encoder, and 80 for random letters without spaces.
+
+The second number is the library's: the text and its ids in this package take about 7.
+"""
 MEMORY_PER_RECORD_BYTE_HF = 200
 """The same with Hugging Face's own tokenizer: measured are 170 for a text with little more than one byte per token."""
 

@@ -48,10 +48,12 @@ class BlockReader(Protocol):
     """A reader that cuts one input file into blocks.
 
     `kind` is the kind of the last block (`corpus.parse.parse_block`). `digested` is true when the reader feeds the
-    file's bytes to the digest. `compressed` is the number of the file's bytes behind all blocks up to now.
+    file's bytes to the digest. `compressed` is the number of the file's bytes behind all blocks up to now. `unread` has
+    the columns of a columnar file that are not in the blocks and contain values.
     """
 
     kind: str
+    unread: Sequence[str]
     digested: bool
     finished: bool
     compressed: int
@@ -123,6 +125,7 @@ class _LineReader:
     """A reader of lines. The last line of a file can lack its newline."""
 
     digested = True
+    unread: Sequence[str] = ()
 
     def __init__(self, path: Path, display: str, settings: ReadSettings, digest: "Digest | None", kind: str) -> None:
         self._source = open_decompressed(path, display=display, digest=digest, max_window=settings.zstd_window)
@@ -201,6 +204,7 @@ class _PieceReader:
     """A reader of pieces. Each piece has one kind and is small, unless a single record is large."""
 
     digested = True
+    unread: Sequence[str] = ()
 
     def __init__(self, path: Path, display: str, settings: ReadSettings, digest: "Digest | None") -> None:
         self._source = open_decompressed(path, display=display, digest=digest, max_window=settings.zstd_window)
@@ -307,6 +311,7 @@ class _RowReader:
     """A reader of rows, for columnar formats. Blocks contain only the requested columns."""
 
     digested = False
+    unread: Sequence[str] = ()
     format = ""
     magic: tuple[bytes, ...] = ()
     _file: Any
@@ -326,11 +331,10 @@ class _RowReader:
         self._parts: Iterator[pa.RecordBatch | bytes] | None = None
         self._next_part: pa.RecordBatch | bytes | None = None
         self.kind = ROWS
-        self.finished = self._size == 0
+        self.finished = False
         self.compressed = 0
-        if self._size:
-            with self._explain_errors():
-                self._open()
+        with self._explain_errors():
+            self._open()
 
     def _open(self) -> None:
         """Open the file, and find the columns."""
@@ -339,7 +343,9 @@ class _RowReader:
     def _find_paths(self, schema: "pa.Schema") -> list[list[str]]:
         """Return the paths of the columns to read; raise RequestError if a required column is missing."""
         if self._complete:
-            return [[name] for name in find_record_columns(schema, self._keys, self._display)]
+            names = find_record_columns(schema, self._keys, self._display)
+            self.unread = [field.name for field in schema if field.name not in names and str(field.type) != "null"]
+            return [[name] for name in names]
         return [find_column_path(schema, key, self._display) for key in self._keys]
 
     def _read_batches(self, limit: int) -> "Iterator[pa.RecordBatch]":
@@ -419,8 +425,7 @@ class _RowReader:
             ) from error
 
     def close(self) -> None:
-        if self._size:
-            self._file.close()
+        self._file.close()
 
 
 class _ParquetReader(_RowReader):

@@ -10,6 +10,7 @@ from tokenmill.corpus.retry import RetryableError, RetryPolicy
 from tokenmill.corpus.source import Listing, OpenSettings, SourceChanged
 from tokenmill.corpus.uri import redact_addresses, redact_secrets
 from tokenmill.errors import RequestError, TransientError
+from tokenmill.files.credential_files import check_certificates, check_credentials
 from tokenmill.flow.contract import RemoteFile
 from tokenmill.redaction import register_address_secrets, register_secret_file
 
@@ -42,6 +43,8 @@ class BucketSource:
         self._display_uri = redact_secrets(self._uri)
         if not rest.partition("/")[0]:
             raise RequestError(f"{self._display_uri!r} does not name a bucket; write {protocol}://BUCKET/PREFIX")
+        check_certificates(*(["AWS_CA_BUNDLE"] if protocol == "s3" else []))
+        check_credentials(protocol)
         try:
             # A cached listing would hide an object that changed in the meantime.
             uncached = {"use_listings_cache": False, "skip_instance_cache": True}

@@ -16,6 +16,7 @@ from typing import IO, Protocol, Self, cast
 from tokenmill.corpus import unexpected_content
 from tokenmill.corpus.block_kinds import DEFAULT_ZSTD_WINDOW, MAX_ZSTD_WINDOW
 from tokenmill.errors import InputError
+from tokenmill.files.named_file import open_file
 from tokenmill.suffixes import strip_compression
 
 _FEED_BYTES = 128 << 10  # compressed bytes per decoder call: each call can wait for another Python thread
@@ -52,7 +53,7 @@ class _UncachedFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("rb", buffering=0)
+        self._file = open_file(path, buffering=0)
         self._offset = 0
         self._bypass_cache = sys.platform == "linux"
         self._buffer = bytearray()
@@ -98,7 +99,8 @@ class DecompressedReader:
 
     All blocks and buffers except the last are full, also when the frames of the file are small. The file's suffix
     determines the codec; without a codec suffix, the first bytes do. `compressed_read` counts the file's bytes that
-    were read for the output up to now. A file of 0 bytes has no blocks, with any suffix.
+    were read for the output up to now. A plain file of 0 bytes has no blocks. A compressed file of 0 bytes is
+    truncated, because compressed data without content has a frame.
 
     `digest`, a hash object, receives the file's own bytes: all of them, once the reader is at the end of the file.
     `max_window` is the largest accepted window of a zstd frame, in bytes.
@@ -194,10 +196,9 @@ class DecompressedReader:
         )
 
     def _truncation_error(self) -> InputError:
-        return InputError(
-            f"{self.display}: truncated {self.codec} data: the file ends at byte {self._file.size():,} in the "
-            f"middle of a frame. Replace the file with {COMPLETE_COPY}"
-        )
+        size = self._file.size()
+        end = f"the file ends at byte {size:,} in the middle of a frame" if size else "the file has 0 bytes"
+        return InputError(f"{self.display}: truncated {self.codec} data: {end}. Replace the file with {COMPLETE_COPY}")
 
     def _foreign_data_error(self, offset: int) -> InputError:
         if offset == 0:
@@ -315,7 +316,7 @@ class _ConcatenatedStreams:
             if needs_input and not self._data:
                 self._data = reader._read(_FEED_BYTES)
                 if not self._data:
-                    if self._decoder is not None:
+                    if self._decoder is not None or not self._finished_streams:
                         raise reader._truncation_error()
                     return b""
             data, self._data = self._data, b""
@@ -429,7 +430,7 @@ class _ZstdFrameScanner:
         """Read and scan the file's next bytes, and return them."""
         data = self._reader._read(size)
         if not data:
-            if self._in_frame:
+            if self._in_frame or not self._offset:
                 raise self._reader._truncation_error()
             self.check_end()
         position = 0

@@ -18,8 +18,10 @@ from tokenmill.corpus.retry import FailureCounts, RetryableError, RetryPolicy, r
 from tokenmill.corpus.source import Body, Source, SourceChanged
 from tokenmill.errors import REPLACE_OPTION, RequestError, TransientError
 from tokenmill.files.hashing import update_hash
+from tokenmill.files.named_file import open_file
 from tokenmill.files.publish import get_size
 from tokenmill.flow.contract import RemoteFile
+from tokenmill.printing import printable
 
 MAX_WRONG_DOWNLOADS = 3
 """Complete downloads of a file with a wrong hash before the download fails."""
@@ -57,7 +59,7 @@ class ScratchFile:
         """Open `path` and keep its first `keep` bytes."""
         self.path = path
         self.bytes = keep
-        self._file = path.open("r+b" if keep else "wb", buffering=0)
+        self._file = open_file(path, "r+b" if keep else "wb", buffering=0)
         self._file.truncate(keep)
         self._file.seek(keep)
 
@@ -169,7 +171,7 @@ def fetch_head(
                 if scratch.bytes >= length:
                     break
 
-    name = _display_name(file)
+    name = printable(file.path)
     retry_call(
         fetch_once,
         policy,
@@ -219,7 +221,7 @@ class _FileFetch:
         self.source = source
         self.file = file
         self.revision = revision
-        self.name = _display_name(file)
+        self.name = printable(file.path)
         self.sink = sink
         self.deadline = deadline
         self.on_progress = on_progress
@@ -358,11 +360,6 @@ class _FileFetch:
             algorithm = "sha256" if self.file.sha256 else "git hash"
             return f"{algorithm} is {self.digest.hexdigest()}, but the listing has {listed_hash}"
         return find_truncation(self.sink.path, self.file.path) if self.file.size is None and not listed_hash else None
-
-
-def _display_name(file: RemoteFile) -> str:
-    """Return the path of a file in a form that is safe for logs and terminals."""
-    return file.path if file.path.isprintable() else repr(file.path)
 
 
 def _permanent_error(name: str, failure: RetryableError, counts: FailureCounts) -> Exception | None:

@@ -16,6 +16,7 @@ from urllib.parse import quote
 from tokenmill.corpus.retry import MAX_MISSING_RESPONSES, FailureCounts, RetryableError, RetryPolicy, retry_call
 from tokenmill.corpus.transfer import Transfer
 from tokenmill.errors import RequestError, TransientError
+from tokenmill.files.credential_files import check_named_file
 from tokenmill.flow.contract import RemoteFile
 from tokenmill.redaction import contains_sent_credential, register_address_secrets, register_secrets
 
@@ -68,8 +69,11 @@ def _token() -> str | None:
         cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         home = os.environ.get("HF_HOME") or f"{cache}/huggingface"
         path = os.path.expandvars(os.environ.get("HF_TOKEN_PATH") or f"{home}/token")
-        if not Path(path).expanduser().exists():
+        file = Path(path).expanduser()
+        if not file.exists():
             return None
+        if os.environ.get("HF_TOKEN_PATH"):
+            check_named_file("HF_TOKEN_PATH", str(file))
     from huggingface_hub import get_token
 
     return get_token()

@@ -5,20 +5,13 @@ stages receive them.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 from tokenmill.corpus.block_kinds import FORMATS, MAX_ZSTD_WINDOW
-from tokenmill.options import InvalidOption, Option, parse_byte_size
+from tokenmill.options import InvalidOption, Option, parse_byte_size, parse_size_limit
 
 DAY_SECONDS = 86400.0
-
-
-def parse_window_size(text: str) -> int:
-    """Return the largest accepted window of a zstd frame, in bytes (ValueError)."""
-    size = parse_byte_size(text)
-    if size > MAX_ZSTD_WINDOW:
-        raise ValueError(f"{text} is more than 2GiB, the largest window of zstd; specify at most 2GiB")
-    return size
 
 
 def _parse_line_format(text: str) -> str:
@@ -53,7 +46,7 @@ class WindowOptions:
         int | None,
         Option(
             "Largest accepted zstd window, up to 2GiB. Every file that is being read needs this much memory.",
-            parse=parse_window_size,
+            parse=partial(parse_byte_size, minimum=1, maximum=MAX_ZSTD_WINDOW),
         ),
     ] = None
 
@@ -87,7 +80,8 @@ class ReadingOptions(WindowOptions):
     max_record_size: Annotated[
         int | None,
         Option(
-            "Largest accepted record, such as 64MiB. Default: limited by the available memory.", parse=parse_byte_size
+            "Largest accepted record, such as 64MB; MB is MiB. Default: limited by the available memory.",
+            parse=parse_size_limit,
         ),
     ] = None
 

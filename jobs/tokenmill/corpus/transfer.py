@@ -24,6 +24,7 @@ from tokenmill.corpus.retry import RetryableError
 from tokenmill.corpus.source import SourceChanged
 from tokenmill.corpus.uri import redact_addresses
 from tokenmill.errors import RequestError
+from tokenmill.files.credential_files import check_certificates
 from tokenmill.redaction import redact, register_secrets
 from tokenmill.suffixes import strip_compression
 
@@ -107,6 +108,8 @@ class Transfer:
         """
         origin = urlsplit(url)[:2]
         if origin not in self._origin_settings:
+            if origin[0] == "https":
+                check_certificates()
             settings = requests.Session().merge_environment_settings(url, {}, True, None, None)
             self._origin_settings[origin] = dict(settings), requests.utils.get_netrc_auth(url)
         return self._origin_settings[origin]

@@ -3,25 +3,19 @@
     samples = tokenmill.data.open("corpus/tokenized", seq_length=4096, samples=1_000_000)
     batch = samples.batch([0, 1, 2, 3])
 
-Modules; each module uses only modules above it:
+`tokenmill.datasets` opens the pairs. Modules; each module uses only modules above it:
 
-    split           how a list of datasets is divided into train, validation and test
-    datasets        the records: pair, weighted dataset
-    pair_sources    opens an output of preprocess, or one pair of it
     identity        what determines the samples; fingerprints, differences
     run_record      the record of a run's data
     batch           the arrays of a batch; boundaries of documents
     epochs          the number of epochs and samples
     pair_order      the permutations of one pair
-    sampled_hash    a hash of some blocks of a file
     order_store     keeps large orders in files
     draws           the draws of a blend
     pair_samples    locates and reads the samples of one pair
     sample_sources  the sources of samples: pairs, random tokens
     packed_samples  the source of packed rows
     samples         the samples of a run: batches, digests, origins
-    blend_file      reads Megatron-LM's files of datasets
-    dataset_pairs   opens the pairs of a list
     pack_source     finds packed rows
     pair_blend      Megatron-LM's rules for blends and epochs
     opening         `open`

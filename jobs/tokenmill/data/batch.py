@@ -103,7 +103,7 @@ def mark_documents(batch: Batch, documents: Documents) -> None:
     np.subtract(positions, batch.position_ids, out=batch.position_ids)
     if documents == "varlen":
         batch.cu_seqlens = np.append(np.flatnonzero(starts), starts.size).astype(np.int32)
-        batch.max_seqlen = int(np.diff(batch.cu_seqlens).max())
+        batch.max_seqlen = int(np.diff(batch.cu_seqlens).max(initial=0))
     elif documents == "mask":
         numbers = starts.cumsum(axis=1)
         mask = batch.attention_mask

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import RequestError
+from tokenmill.files.lease import remove_abandoned
 from tokenmill.files.private_cache import open_cache, open_private
 
 Array = npt.NDArray[Any]
@@ -52,6 +53,7 @@ class CountStore:
         try:
             tree = open_private(self.directory, create=True) if self.directory else open_cache(create=True)
             if tree is not None and (tree.size(self._name) or 0) < len(content):
+                remove_abandoned(tree, "draws")
                 tree.write_atomic(self._name, content + xxhash.xxh3_128_digest(content))
         except (OSError, RequestError):
             return

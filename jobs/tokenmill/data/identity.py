@@ -19,11 +19,7 @@ class SourceIdentity(msgspec.Struct, frozen=True):
 
 
 class DataIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that determines the samples and their order.
-
-    The boundaries of documents (`documents` of `open`) are not part of it: they change what a token attends to, and not
-    the samples.
-    """
+    """Everything that determines the samples, their order, and what their tokens attend to."""
 
     kind: str
     """pairs, packed or synthetic."""
@@ -45,6 +41,10 @@ class DataIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """The EOD that is not trained; None if it is."""
     keep_partial: bool = False
     """Whether the last sample may be incomplete."""
+    documents: str | None = None
+    """How batches show the boundaries of documents; None if an earlier version of tokenmill made the identity."""
+    boundary: int | None = None
+    """The EOD at which documents end in batches; None: at the ends of sequences."""
 
     @property
     def synthetic(self) -> bool:
@@ -56,6 +56,8 @@ class DataIdentity(msgspec.Struct, frozen=True, kw_only=True):
         """Hash of all fields except paths, 32 hex digits."""
         fields = msgspec.to_builtins(self)
         fields["sources"] = [[source.content, source.weight] for source in self.sources]
+        if self.documents in (None, "none"):  # the same fingerprint as in earlier versions
+            del fields["documents"], fields["boundary"]
         return content_id(fields)
 
 
@@ -68,6 +70,12 @@ def list_differences(recorded: DataIdentity, current: DataIdentity) -> list[str]
         for name, label in _LABELS.items()
         if getattr(recorded, name) != getattr(current, name)
     ]
+    if None not in (recorded.documents, current.documents):
+        differences += [
+            f"{name} was {_show(getattr(recorded, name))}, and is {_show(getattr(current, name))} now"
+            for name in ("documents", "boundary")
+            if getattr(recorded, name) != getattr(current, name)
+        ]
     differences += _compare_sources(recorded.sources, current.sources)
     if not differences and recorded.blend != current.blend:
         differences.append("the weights of the pairs differ: a directory was replaced by its pairs, or the reverse")

@@ -1,8 +1,8 @@
 """Open the samples of a run: `tokenmill.data.open`.
 
-A source becomes lists of datasets (`parse_source`), the datasets become pairs with weights (`dataset_pairs`), and the
-pairs become samples with the arithmetic of Megatron-LM's BlendedMegatronDatasetBuilder (`pair_blend`). Packed rows and
-synthetic tokens have their own sources.
+A source becomes lists of datasets (`parse_source`), the datasets become pairs with weights (`datasets.sources`), and
+the pairs become samples with the arithmetic of Megatron-LM's BlendedMegatronDatasetBuilder (`pair_blend`). Packed rows
+and synthetic tokens have their own sources.
 """
 
 import logging
@@ -15,17 +15,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tokenmill.data.batch import Documents
-from tokenmill.data.blend_file import WeightedSource, read_blend_file
-from tokenmill.data.dataset_pairs import locate_pieces, open_pairs
 from tokenmill.data.identity import DataIdentity, SourceIdentity
 from tokenmill.data.pack_source import PackPart, find_pack, open_part
 from tokenmill.data.packed_samples import PackedSource
 from tokenmill.data.pair_blend import PartRequest, build_pair_source, choose_weights
 from tokenmill.data.sample_sources import Piece, SyntheticSource
 from tokenmill.data.samples import Masking, SampleOrigin, Samples
-from tokenmill.data.split import MEGATRON_NAMES, SPLITS, DatasetLabels, parse_fractions
+from tokenmill.datasets.blend_file import WeightedSource, read_blend_file
+from tokenmill.datasets.sources import open_pairs
+from tokenmill.datasets.split import FILE_NAMES, SPLITS, DatasetLabels, parse_fractions
+from tokenmill.datasets.weighted import Pair
 from tokenmill.errors import RequestError
 from tokenmill.files.codec import content_id
+from tokenmill.files.user_path import local_path
+from tokenmill.flow.lineage import locate
+from tokenmill.printing import encodable
 
 if TYPE_CHECKING:
     from tokenmill.flow.record import StageRecord
@@ -117,7 +121,7 @@ def open(
         surplus=float(surplus),
         key=key,
         keep_partial=keep_partial,
-        index_cache=Path(index_cache) if index_cache is not None else None,
+        index_cache=local_path(index_cache, "index_cache") if index_cache is not None else None,
     )
     for name, value, choices in (
         ("documents", documents, ("none", "positions", "varlen", "mask")),
@@ -186,7 +190,7 @@ def _open_pairs(
     identity = DataIdentity(
         kind="pairs",
         sources=tuple(
-            SourceIdentity(_printable(dataset.path), dataset.content, dataset.weight if weights is not None else None)
+            SourceIdentity(encodable(dataset.path), dataset.content, dataset.weight if weights is not None else None)
             for dataset in opened
         ),
         tokenizer=opened[0].tokenizer,
@@ -204,7 +208,7 @@ def _open_pairs(
     return Samples(
         pair_source,
         identity,
-        partial(locate_pieces, pairs),
+        partial(_locate_pieces, pairs),
         documents=documents,
         boundary=boundary if boundaries == "eod" else None,
         masking=Masking(pad, boundary if mask_eod else None, identity.keep_partial),
@@ -236,7 +240,7 @@ def _open_pack(
     source = PackedSource(pack.shards, pack.pack_size, epochs, request.seed)
     identity = DataIdentity(
         kind="packed",
-        sources=(SourceIdentity(_printable(pack.path), content_id(pack.hashes)),),
+        sources=(SourceIdentity(encodable(pack.path), content_id(pack.hashes)),),
         tokenizer=pack.tokenizer,
         seq_length=request.seq_length,
         samples=request.samples,
@@ -246,6 +250,32 @@ def _open_pack(
         surplus=0.0,
     )
     return Samples(source, identity, partial(_find_rows, pack, source), documents=documents)
+
+
+def _locate_pieces(pairs: Sequence[Pair], pieces: Sequence[Piece]) -> list[SampleOrigin]:
+    """Return the documents and source files of the pieces of a sample."""
+    origins = []
+    for piece in pieces:
+        pair = pairs[piece.source]
+        document = int(pair.reader.document_indices.searchsorted(piece.sequence, "right")) - 1
+        file, record = None, None
+        if place := locate(pair.parts, document):
+            file, record = place
+        text = pair.origin
+        origins.append(
+            SampleOrigin(
+                path=pair.prefix,
+                sequence=piece.sequence,
+                offset=piece.offset,
+                length=piece.length,
+                document=document,
+                file=file,
+                record=record,
+                uri=text.uri or None if text else None,
+                revision=text.commit if text else None,
+            )
+        )
+    return origins
 
 
 def _find_rows(pack: PackPart, source: PackedSource, pieces: Sequence[Piece]) -> list[SampleOrigin]:
@@ -314,7 +344,7 @@ class OpenLabels(DatasetLabels):
 def parse_source(source: Source) -> dict[str, list[WeightedSource]]:
     """Return the lists of datasets of a source by their names: "all", or those in SPLITS."""
     if isinstance(source, Mapping):
-        names = MEGATRON_NAMES | {"validation": "validation"}
+        names = FILE_NAMES | {"validation": "validation"}
         unknown = [str(name) for name in source if name not in names]
         if unknown:
             raise RequestError(f"invalid source: it has the key {unknown[0]!r}; use train, valid and test")
@@ -329,6 +359,7 @@ def parse_source(source: Source) -> dict[str, list[WeightedSource]]:
 
 def _parse_list(source: object) -> list[WeightedSource]:
     if isinstance(source, str | Path):
+        local_path(source, "source")
         return [WeightedSource(str(source))]
     if isinstance(source, Mapping | bytes) or not isinstance(source, Iterable):
         raise _InvalidSource(source)
@@ -337,10 +368,12 @@ def _parse_list(source: object) -> list[WeightedSource]:
 
 def _parse_entry(entry: object) -> WeightedSource:
     if isinstance(entry, str | Path):
+        local_path(entry, "source")
         return WeightedSource(str(entry))
     if isinstance(entry, Sequence) and not isinstance(entry, bytes) and len(entry) == 2:
         weight, path = entry
         if isinstance(weight, int | float) and not isinstance(weight, bool) and isinstance(path, str | Path):
+            local_path(path, "source")
             return WeightedSource(str(path), float(weight))
     raise _InvalidSource(entry)
 
@@ -361,13 +394,8 @@ def _refuse_options(source: str, options: Mapping[str, bool]) -> None:
         raise RequestError(f"invalid {names[0]}: it belongs to pairs, and {source} has none; remove {names[0]}")
 
 
-def _printable(path: str) -> str:
-    """Return a path that JSON can contain, also if its name is not UTF-8."""
-    return path.encode("utf-8", "backslashreplace").decode()
-
-
 def _check_part(part: object) -> str:
-    name = MEGATRON_NAMES.get(part, part) if isinstance(part, str) else ""
+    name = FILE_NAMES.get(part, part) if isinstance(part, str) else ""
     if name not in SPLITS:
         raise RequestError(f"invalid part {part!r}: choose train, validation or test")
     return name

@@ -34,7 +34,8 @@ class Order:
             rank: the data-parallel rank.
             world: the number of data-parallel ranks.
             consumed: the samples that all ranks together have taken before.
-            drop_last: leave out the last step if it is incomplete; otherwise some ranks get fewer samples in it.
+            drop_last: leave out the last step if it is incomplete; otherwise some ranks get fewer samples in it, or
+                an empty list.
 
         Raises:
             RequestError: a number is outside its range.
@@ -52,6 +53,7 @@ class Order:
         self.consumed = consumed
         """Samples of all ranks in the steps that were yielded, and before them."""
         self.drop_last = drop_last
+        self._ended = False
 
     @property
     def step_samples(self) -> int:
@@ -59,16 +61,24 @@ class Order:
         return self.micro_batch * self.world
 
     def __len__(self) -> int:
-        """Return the number of steps that are left."""
-        left = self.total - self.consumed
+        """Return the number of steps of an iteration that starts now."""
+        return self._count_steps(self.total if self._ended else self.total - self.consumed)
+
+    def _count_steps(self, left: int) -> int:
         return left // self.step_samples if self.drop_last else -(-left // self.step_samples)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield the sample numbers of this rank for each step that is left; `consumed` counts yielded steps."""
+        """Yield the sample numbers of this rank for each step that is left; `consumed` counts yielded steps.
+
+        An iteration after one that reached the end starts again with the first sample.
+        """
+        if self._ended:
+            self.consumed, self._ended = 0, False
         while self:
             numbers = self.peek()
             self.advance()
             yield numbers
+        self._ended = True
 
     def peek(self) -> list[int]:
         """Return the sample numbers of this rank for the next step, without counting it."""
@@ -85,4 +95,4 @@ class Order:
 
     def __bool__(self) -> bool:
         """Return whether a step is left."""
-        return len(self) > 0
+        return self._count_steps(self.total - self.consumed) > 0

@@ -13,7 +13,7 @@ import fcntl
 import mmap
 import os
 import shutil
-import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,8 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.data.pair_order import Allocate, PairOrder, allocate_memory
-from tokenmill.data.sampled_hash import hash_samples
+from tokenmill.datasets.sampled_hash import hash_samples
+from tokenmill.files.lease import get_creator_liveness, heartbeat, remove_abandoned
 from tokenmill.files.private_cache import open_cache, open_private
+from tokenmill.files.tree import Tree, UnexpectedEntry
+from tokenmill.machine import process_name
 from tokenmill.typed_json import decode_json
 
 Array = npt.NDArray[Any]
@@ -34,6 +37,15 @@ MIN_SEQUENCES = 50_000
 
 MAX_BYTES = 64 << 30
 """Bytes of all stored orders; the least recently used ones are removed."""
+
+NEW_PREFIX = ".new-"
+"""Prefix of the directory in which a process builds a new entry."""
+
+UNNAMED_SECONDS = 24 * 3600
+"""Age of a directory of a new entry that is removed although its name does not identify its process."""
+
+MAX_DESCRIPTION_BYTES = 64 << 10
+"""Bytes of an order.json that are read; a description has less than 1 kB."""
 
 HASHED_BLOCKS = 16
 """Blocks that show whether a stored array is complete."""
@@ -67,7 +79,7 @@ def load_or_build(
             with _lock(root / f"{key}.lock"):
                 order = _load(entry) or _store(entry, build)
         return order
-    except OSError:  # a full disk or a read-only directory
+    except (OSError, UnexpectedEntry):  # a full disk, a read-only directory, or a lock that is not a file
         return build(allocate_memory)
 
 
@@ -86,7 +98,7 @@ def _open_root(directory: Path | None) -> Path | None:
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
     """Hold an exclusive lock; where the file system has no locks, several processes may build the same order."""
-    with path.open("ab") as file:
+    with Tree(path.parent).open(path, "ab") as file:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -94,10 +106,12 @@ def _lock(path: Path) -> Iterator[None]:
 
 def _load(entry: Path) -> PairOrder | None:
     """Map an entry; return None if it is missing or damaged."""
+    tree = Tree(entry.parent)
     try:
-        stored = decode_json((entry / "order.json").read_bytes(), _StoredOrder)
-        arrays = [_map(entry / name, getattr(stored, name)) for name in PairOrder._fields]
-    except (OSError, ValueError, TypeError):
+        with tree.open(entry / "order.json") as file:
+            stored = decode_json(file.read(MAX_DESCRIPTION_BYTES), _StoredOrder)
+        arrays = [_map(tree, entry / name, getattr(stored, name)) for name in PairOrder._fields]
+    except (OSError, ValueError, TypeError, UnexpectedEntry):
         return None
     complete = [array for array in arrays if array is not None]
     if len(complete) < len(arrays):
@@ -107,10 +121,12 @@ def _load(entry: Path) -> PairOrder | None:
     return PairOrder(*complete)
 
 
-def _map(path: Path, stored: _StoredArray) -> Array | None:
-    if path.stat().st_size != stored.length * np.dtype(stored.dtype).itemsize or not stored.length:
-        return None
-    with path.open("rb") as file:  # np.memmap takes 0.2 ms longer, for its path
+def _map(tree: Tree, path: Path, stored: _StoredArray) -> Array | None:
+    with tree.open(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != stored.length * np.dtype(stored.dtype).itemsize or not stored.length:
+            return None
+        # np.memmap takes 0.2 ms longer, for its path
         array = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), stored.dtype)
     return array if hash_samples(array, HASHED_BLOCKS) == stored.hash else None
 
@@ -118,7 +134,10 @@ def _map(path: Path, stored: _StoredArray) -> Array | None:
 def _store(entry: Path, build: Callable[[Allocate], PairOrder]) -> PairOrder:
     """Build an order in the files of a new entry."""
     root = entry.parent
-    temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=root))
+    remove_abandoned(Tree(root), "")
+    _remove_unnamed(root)
+    temporary = root / f"{NEW_PREFIX}{process_name()}.tmp"
+    temporary.mkdir(mode=0o700)
     try:
 
         def allocate(name: str, length: int, dtype: npt.DTypeLike) -> Array:
@@ -127,7 +146,8 @@ def _store(entry: Path, build: Callable[[Allocate], PairOrder]) -> PairOrder:
                 os.posix_fallocate(file.fileno(), 0, max(size, 1))  # a full disk would end the process with SIGBUS
                 return np.memmap(file, dtype, mode="r+", shape=(length,)).view(np.ndarray)
 
-        order = build(allocate)
+        with heartbeat(lambda: os.utime(temporary)):  # other machines see that this process is alive
+            order = build(allocate)
         sequences, ends, samples = (
             _StoredArray(len(array), array.dtype.str, hash_samples(array, HASHED_BLOCKS)) for array in order
         )
@@ -145,12 +165,20 @@ def _store(entry: Path, build: Callable[[Allocate], PairOrder]) -> PairOrder:
     return order
 
 
+def _remove_unnamed(root: Path) -> None:
+    """Remove the new entries of killed processes of an earlier version, whose names do not identify their process."""
+    for path in root.glob(f"{NEW_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if get_creator_liveness(path.name) is None and time.time() - path.stat().st_mtime > UNNAMED_SECONDS:
+                shutil.rmtree(path, ignore_errors=True)
+
+
 def _prune(root: Path, kept: str) -> None:
-    """Remove the least recently used entries above MAX_BYTES, and what ended processes left behind."""
+    """Remove the least recently used entries above MAX_BYTES."""
     entries = []
     for path in root.iterdir():
         with contextlib.suppress(OSError):
-            if path.is_dir():
+            if path.is_dir() and not path.name.startswith(NEW_PREFIX):
                 size = sum(file.stat().st_size for file in path.iterdir())
                 entries.append((path.name == kept, path.stat().st_mtime, size, path))
     total = 0

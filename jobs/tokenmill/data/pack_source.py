@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenmill.data.packed_samples import PackShard
-from tokenmill.data.split import MEGATRON_NAMES, SPLITS
+from tokenmill.datasets.split import FILE_NAMES, SPLITS
 from tokenmill.errors import RequestError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def find_pack(path: Path) -> "StageRecord | None":
     from tokenmill.packing.kind import PACK
 
     path = path.absolute()
-    for directory in (path, path.parent) if path.name in MEGATRON_NAMES else (path,):
+    for directory in (path, path.parent) if path.name in FILE_NAMES else (path,):
         record = StageRecord(directory, PACK)
         if directory.is_dir() and record.tree.size(record.plan_path) is not None:
             return record
@@ -43,7 +43,7 @@ def list_parts(record: "StageRecord", path: Path) -> list[str]:
     from tokenmill.flow.record import complete
     from tokenmill.packing.view import list_shards
 
-    named = MEGATRON_NAMES.get(path.name) if path.absolute() != record.output.absolute() else None
+    named = FILE_NAMES.get(path.name) if path.absolute() != record.output.absolute() else None
     plan = record.read_plan()
     manifest = complete(record, plan, write=False).manifest if plan and named is None else None
     parts = {_get_part(entry) for entry in list_shards(manifest) if entry.records} if manifest else {named or "train"}
@@ -73,7 +73,7 @@ def open_part(record: "StageRecord", path: Path, part: str) -> PackPart:
             f"{record.output} has the format {basis.format}, whose rows cannot be read in random order; run tokenmill "
             "pack with --format parquet"
         )
-    named = MEGATRON_NAMES.get(path.name) if path.absolute() != record.output.absolute() else None
+    named = FILE_NAMES.get(path.name) if path.absolute() != record.output.absolute() else None
     if named not in (None, part):
         raise RequestError(f"{path} is the part {named}, not {part}; set part to {named}, or open {record.output}")
     shards = [entry for entry in entries if _get_part(entry) == part and entry.records]
@@ -95,4 +95,4 @@ def open_part(record: "StageRecord", path: Path, part: str) -> PackPart:
 
 def _get_part(entry: "FileEntry") -> str:
     directory, slash, _ = entry.path.partition("/")
-    return MEGATRON_NAMES.get(directory, "train") if slash else "train"
+    return FILE_NAMES.get(directory, "train") if slash else "train"

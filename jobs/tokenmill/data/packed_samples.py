@@ -4,7 +4,6 @@ The rows are in the order of the shards, shuffled again in each epoch. Megatron-
 sequence of n tokens gives n - 1 inputs and labels, so that no label belongs to another conversation.
 """
 
-import os
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
@@ -19,6 +18,8 @@ import numpy.typing as npt
 from tokenmill.data.batch import Batch
 from tokenmill.data.sample_sources import Piece
 from tokenmill.errors import InputError
+from tokenmill.files.explain import is_temporary
+from tokenmill.machine import this_process
 
 if TYPE_CHECKING:
     from tokenmill.packing.writers.parquet import ShardReader, StoredRows
@@ -49,7 +50,7 @@ class PackedSource:
         self._orders: OrderedDict[int, Array] = OrderedDict()
         self._readers: OrderedDict[int, ShardReader] = OrderedDict()
         self._groups: OrderedDict[tuple[int, int], StoredRows] = OrderedDict()
-        self._lock, self._process = threading.Lock(), os.getpid()
+        self._lock, self._process = threading.Lock(), this_process()
 
     @property
     def rows(self) -> int:
@@ -95,7 +96,7 @@ class PackedSource:
 
     def _forget_parent(self) -> None:
         """Open the files again in a forked process: it would share the position in them with its parent."""
-        if self._process != os.getpid():
+        if self._process != this_process():
             self.__setstate__(self.__getstate__())
 
     def _fill(self, place: int, shard: int, row: int, batch: Batch) -> None:
@@ -147,6 +148,8 @@ class PackedSource:
                     self._groups.popitem(last=False)
             self._groups.move_to_end((shard, group))
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and is_temporary(error):
+                raise
             raise InputError(f"{path}: {error}; run tokenmill verify on its directory") from error
         return self._groups[shard, group], row - first
 
@@ -163,5 +166,5 @@ class PackedSource:
             _readers=OrderedDict(),
             _groups=OrderedDict(),
             _lock=threading.Lock(),
-            _process=os.getpid(),
+            _process=this_process(),
         )

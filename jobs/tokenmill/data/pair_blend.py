@@ -13,24 +13,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tokenmill.data.datasets import MAX_PAIRS
 from tokenmill.data.draws import Draws, normalize, plan_blend
 from tokenmill.data.epochs import Epochs, count_epochs
 from tokenmill.data.order_store import MIN_SEQUENCES, load_or_build
 from tokenmill.data.pair_order import Allocate, PairOrder, build_order
 from tokenmill.data.pair_samples import PairSamples
 from tokenmill.data.sample_sources import PairSource
-from tokenmill.data.split import SPLITS, divide
+from tokenmill.datasets.formats.indexed.reader import DamagedPair
+from tokenmill.datasets.split import SPLITS, divide
+from tokenmill.datasets.weighted import MAX_PAIRS, Pair, WeightedDataset
 from tokenmill.errors import RequestError
 from tokenmill.files.codec import content_id
-from tokenmill.tokens.formats.indexed.reader import DamagedPair
-
-if TYPE_CHECKING:
-    from tokenmill.data.dataset_pairs import OpenedDataset, OpenedPair
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +56,7 @@ class PartRequest:
     index_cache: Path | None
 
 
-def choose_weights(datasets: "Sequence[OpenedDataset]", samples: int | None) -> list[float] | None:
+def choose_weights(datasets: Sequence[WeightedDataset], samples: int | None) -> list[float] | None:
     """Return the weight of each pair, or None for a blend without weights.
 
     If one of the datasets is a directory, the weights are those with which `tokenmill train` blends them: the share of
@@ -75,20 +71,22 @@ def choose_weights(datasets: "Sequence[OpenedDataset]", samples: int | None) -> 
         if weighted:
             raise RequestError("datasets with weights need a number of samples; specify samples")
         return None
-    if not any(dataset.directory for dataset in datasets):
+    if all(dataset.single_pair for dataset in datasets):
         return [dataset.weight or 0.0 for dataset in datasets] if weighted else None
-    sizes = [float(dataset.tokens if dataset.weight is None else dataset.weight) for dataset in datasets]
-    shares = [size / sum(sizes) for size in sizes]
+    tokens = [sum(pair.reader.ids.size for pair in dataset.pairs) for dataset in datasets]  # a record could be wrong
+    sizes = [
+        float(count if dataset.weight is None else dataset.weight)
+        for dataset, count in zip(datasets, tokens, strict=True)
+    ]
+    total = sum(sizes)
     return [
-        share * pair.reader.ids.size / dataset.tokens
-        for dataset, share in zip(datasets, shares, strict=True)
+        size / total * pair.reader.ids.size / count
+        for dataset, size, count in zip(datasets, sizes, tokens, strict=True)
         for pair in dataset.pairs
     ]
 
 
-def build_pair_source(
-    pairs: "Sequence[OpenedPair]", weights: Sequence[float] | None, request: PartRequest
-) -> PairSource:
+def build_pair_source(pairs: Sequence[Pair], weights: Sequence[float] | None, request: PartRequest) -> PairSource:
     """Return the samples of pairs.
 
     Raises:
@@ -115,7 +113,7 @@ def build_pair_source(
     return PairSource(parts, draws)
 
 
-def _build_part(pair: "OpenedPair", samples: int | None, request: PartRequest) -> PairSamples:
+def _build_part(pair: Pair, samples: int | None, request: PartRequest) -> PairSamples:
     """Return the samples of a part of a pair."""
     reader, name = pair.reader, SPLITS[request.part]
     bounds = divide(request.fractions, reader.sequences)[request.part]
@@ -151,7 +149,7 @@ def _build_part(pair: "OpenedPair", samples: int | None, request: PartRequest) -
             f"{epochs.number * (end - first):,} sequences; use fewer samples or a larger dataset"
         )
     return PairSamples(
-        pair.prefix, reader, epochs, request.seq_length, partial(_load_order, pair, bounds, epochs, request)
+        Path(pair.prefix), reader, epochs, request.seq_length, partial(_load_order, pair, bounds, epochs, request)
     )
 
 
@@ -159,7 +157,7 @@ MAX_ORDER = 1 << 34
 """Entries of the longest order, with 12 bytes each: 200 GB."""
 
 
-def _load_order(pair: "OpenedPair", bounds: tuple[int, int], epochs: Epochs, request: PartRequest) -> PairOrder:
+def _load_order(pair: Pair, bounds: tuple[int, int], epochs: Epochs, request: PartRequest) -> PairOrder:
     """Return the order of a part of a pair, from the store if it is large."""
     first, end = bounds
 
@@ -176,9 +174,7 @@ def _load_order(pair: "OpenedPair", bounds: tuple[int, int], epochs: Epochs, req
     return load_or_build(key, count, request.index_cache, build)
 
 
-def _check_draws(
-    pairs: "Sequence[OpenedPair]", parts: Sequence[PairSamples], draws: Draws, request: PartRequest
-) -> None:
+def _check_draws(pairs: Sequence[Pair], parts: Sequence[PairSamples], draws: Draws, request: PartRequest) -> None:
     """Raise RequestError if more samples are drawn from a pair than it has, where Megatron-LM raises IndexError."""
     if all(bound <= len(part) for bound, part in zip(draws.bounds, parts, strict=True)):
         return

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from tokenmill.data.epochs import Epochs
 from tokenmill.data.pair_order import PairOrder
-from tokenmill.tokens.formats.indexed.reader import DamagedPair, IndexedReader
+from tokenmill.datasets.formats.indexed.reader import DamagedPair, IndexedReader
 
 Array = npt.NDArray[Any]
 

@@ -11,6 +11,7 @@ import msgspec
 from tokenmill.data.identity import DataIdentity
 from tokenmill.errors import RequestError
 from tokenmill.files.publish import write_atomic
+from tokenmill.files.user_path import local_path, read_named_file
 from tokenmill.typed_json import decode_json
 
 NAME = "tokenmill-data.json"
@@ -33,6 +34,7 @@ def write_record(
     directory: Path, identity: DataIdentity, global_batch: int, digest: str = "", digest_samples: int = 0
 ) -> Path:
     """Write the record of a run to its directory, which is created if it is missing; return the record's path."""
+    directory = local_path(directory, "directory")
     directory.mkdir(parents=True, exist_ok=True)
     record = RunRecord(
         identity=identity,
@@ -54,10 +56,10 @@ def read_record(directory: Path) -> RunRecord | None:
     """
     path = directory / NAME
     try:
-        return decode_json(path.read_bytes(), RunRecord)
+        return decode_json(read_named_file(path, "the record"), RunRecord)
     except FileNotFoundError:
         return None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except msgspec.DecodeError as error:
         raise RequestError(
             f"{path} is not a record of a run's data ({error}); remove it, and start the run again"
         ) from error

@@ -5,6 +5,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -72,7 +73,9 @@ class Samples:
         masking: Masking = Masking(),  # noqa: B008 - immutable
     ) -> None:
         """Wrap a source; `boundary` is the id that ends documents, None if the boundaries are those of sequences."""
-        self.identity = identity
+        self.identity = msgspec.structs.replace(
+            identity, documents=documents, boundary=None if documents == "none" else boundary
+        )
         self.seq_length = identity.seq_length
         self.documents = documents
         self._source, self._find_origins = source, find_origins
@@ -96,18 +99,19 @@ class Samples:
         filled and returned.
         """
         chosen = np.asarray(numbers)
-        if chosen.ndim != 1 or not len(chosen) or chosen.dtype.kind not in "iu":
+        if chosen.ndim != 1 or (len(chosen) and chosen.dtype.kind not in "iu"):
             raise ValueError(
                 f"a batch needs a list of sample numbers, not {chosen.dtype} of shape {chosen.shape}; pass integers"
             )
         chosen = chosen.astype(np.int64, copy=False)
-        if chosen.min() < 0 or chosen.max() >= len(self):
+        if len(chosen) and (chosen.min() < 0 or chosen.max() >= len(self)):
             raise IndexError(f"samples {chosen.min()} to {chosen.max()} of {len(self)}")
         if out is None:
             out = self.allocate(len(chosen))
         else:
             check_buffers(out, len(chosen), self.seq_length, self.documents)
-        self._source.fill(chosen, out)
+        if len(chosen):  # a rank may have no sample in the last step
+            self._source.fill(chosen, out)
         self._mark(out)
         return out
 

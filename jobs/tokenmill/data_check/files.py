@@ -9,15 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.data import Samples
-from tokenmill.data.dataset_pairs import OpenedDataset, OpenedPair
 from tokenmill.data_check.request import CheckedPart, CheckedSource, CheckRequest
 from tokenmill.data_check.rows import CheckRow
 from tokenmill.data_check.text_test import measure_text
+from tokenmill.datasets.contract import ResolvedTokenizer, parse_tokenizer
+from tokenmill.datasets.dataset import find_pair_record
+from tokenmill.datasets.formats.indexed.check import check_pair
+from tokenmill.datasets.weighted import Pair, WeightedDataset
 from tokenmill.flow.record import StageRecord
 from tokenmill.packing.contract import PackDetails
-from tokenmill.tokens.contract import ResolvedTokenizer, parse_tokenizer
-from tokenmill.tokens.dataset import find_pair_record
-from tokenmill.tokens.formats.indexed.check import check_pair
 from tokenmill.typed_json import decode_json
 
 Array = npt.NDArray[Any]
@@ -47,7 +47,7 @@ class DatasetTokens(NamedTuple):
     blocks: list[Array]
 
 
-def check_structure(datasets: list[OpenedDataset]) -> list[CheckRow]:
+def check_structure(datasets: list[WeightedDataset]) -> list[CheckRow]:
     """Check the header, the sizes, the lengths and the pointers of all pairs."""
     pairs = list({pair.prefix: pair for dataset in datasets for pair in dataset.pairs}.values())
     rows, checked, sequences = [], 0, 0
@@ -55,7 +55,7 @@ def check_structure(datasets: list[OpenedDataset]) -> list[CheckRow]:
         if sequences and sequences + pair.reader.sequences > MAX_SEQUENCES:
             continue
         checked, sequences = checked + 1, sequences + pair.reader.sequences
-        rows += [CheckRow("pairs", "differs", str(problem)) for problem in check_pair(pair.prefix, full=False)]
+        rows += [CheckRow("pairs", "differs", str(problem)) for problem in check_pair(Path(pair.prefix), full=False)]
     if rows:
         return rows
     detail = f"header, sizes, lengths and pointers of {checked:,} pair{'s' * (checked != 1)}, {sequences:,} sequences"
@@ -64,7 +64,7 @@ def check_structure(datasets: list[OpenedDataset]) -> list[CheckRow]:
     return [CheckRow("pairs", "ok", detail)]
 
 
-def check_records(datasets: list[OpenedDataset]) -> list[CheckRow]:
+def check_records(datasets: list[WeightedDataset]) -> list[CheckRow]:
     """Report which datasets have a record of tokenmill, which `tokenmill.data.open` compared with the files."""
     recorded = [dataset for dataset in datasets if dataset.tokenizer]
     rows = []
@@ -99,9 +99,9 @@ def _find_any_tokenizer(source: CheckedSource) -> ResolvedTokenizer | None:
     return known[1] if known else None
 
 
-def find_tokenizer(dataset: OpenedDataset) -> tuple[StageRecord, ResolvedTokenizer] | None:
+def find_tokenizer(dataset: WeightedDataset) -> tuple[StageRecord, ResolvedTokenizer] | None:
     """Return the record of a dataset, and its tokenizer; None for pairs without a record."""
-    known = find_pair_record(dataset.pairs[0].prefix) if dataset.tokenizer else None
+    known = find_pair_record(Path(dataset.pairs[0].prefix)) if dataset.tokenizer else None
     plan = known[0].read_plan() if known else None
     return (known[0], parse_tokenizer(plan)) if known and plan else None
 
@@ -113,7 +113,7 @@ def read_tokens(source: CheckedSource) -> list[DatasetTokens]:
     return [DatasetTokens(part.name, list(_read_rows(part.samples))) for part in source.parts]
 
 
-def _read_blocks(dataset: OpenedDataset) -> Iterator[Array]:
+def _read_blocks(dataset: WeightedDataset) -> Iterator[Array]:
     """Yield blocks from the start to the end of a dataset; a small dataset completely."""
     ends = np.cumsum([pair.reader.ids.size for pair in dataset.pairs])
     total = int(ends[-1])
@@ -181,7 +181,7 @@ def check_vocabulary(request: CheckRequest, source: CheckedSource, tokens: list[
     return [*rows, CheckRow("vocabulary", "ok", f"the largest of {read:,} ids is {largest:,}, of {limit:,} ({origin})")]
 
 
-def check_document_ends(datasets: list[OpenedDataset], tokens: list[DatasetTokens]) -> list[CheckRow]:
+def check_document_ends(datasets: list[WeightedDataset], tokens: list[DatasetTokens]) -> list[CheckRow]:
     """Check that documents end with the EOD, and compare its frequency with the number of documents."""
     rows, checked, without = [], 0, 0
     for dataset, block in zip(datasets, tokens, strict=False):
@@ -217,7 +217,7 @@ def check_document_ends(datasets: list[OpenedDataset], tokens: list[DatasetToken
     return [CheckRow("EOD", "not checked", reason)]
 
 
-def _read_last_tokens(pair: OpenedPair, dataset: OpenedDataset) -> Array:
+def _read_last_tokens(pair: Pair, dataset: WeightedDataset) -> Array:
     """Return the last id of some documents of a pair, at most MAX_DOCUMENTS in the dataset."""
     reader = pair.reader
     count = min(reader.documents, max(1, MAX_DOCUMENTS // len(dataset.pairs)))
@@ -228,7 +228,7 @@ def _read_last_tokens(pair: OpenedPair, dataset: OpenedDataset) -> Array:
     return np.asarray(reader.ids[places[(places >= 0) & (places < reader.ids.size)]])
 
 
-def check_padding(request: CheckRequest, datasets: list[OpenedDataset]) -> list[CheckRow]:
+def check_padding(request: CheckRequest, datasets: list[WeightedDataset]) -> list[CheckRow]:
     """Warn of a tokenizer whose pad is the EOD of the data and no other special token.
 
     Megatron-LM then replaces every EOD by 0 and does not train it (GPTDataset.__getitem__).
@@ -267,7 +267,7 @@ def _read_pad(directory: Path) -> str | None:
             if path.stat().st_size > MAX_CONFIG_BYTES:
                 continue
             token = decode_json(path.read_bytes(), _TokenizerConfig).pad_token
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except (OSError, msgspec.DecodeError):
             continue
         content = token.get("content") if isinstance(token, dict) else token
         if isinstance(content, str):

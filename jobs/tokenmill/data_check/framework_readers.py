@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from tokenmill.data import IGNORED, SampleDigest, Samples
 from tokenmill.data import open as open_samples
-from tokenmill.data.split import SPLITS
 from tokenmill.data_check.framework_records import FrameworkPart, FrameworkRequest
+from tokenmill.datasets.split import SPLITS
 from tokenmill.loaders.megatron import MegatronData, describe_data
 
 Array = npt.NDArray[Any]

@@ -31,6 +31,7 @@ from tokenmill.data_check.framework_records import (
 from tokenmill.data_check.request import CheckedSource, CheckRequest
 from tokenmill.data_check.rows import CheckRow, Result
 from tokenmill.errors import RequestError
+from tokenmill.printing import printable
 from tokenmill.redaction import SECRET_NAME
 from tokenmill.typed_json import decode_json
 
@@ -333,4 +334,4 @@ def _read_last_line(path: Path) -> str:
         file.seek(max(0, path.stat().st_size - 4096))
         lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
     text = lines[-1] if lines else ""
-    return "".join(character if character.isprintable() else "?" for character in text)[:MAX_MESSAGE]
+    return printable(text, MAX_MESSAGE)

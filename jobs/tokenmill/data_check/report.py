@@ -3,17 +3,17 @@
 import msgspec
 
 from tokenmill.data_check.rows import CheckReport
+from tokenmill.printing import PrintedTable, align
 
 
 def render_text(report: CheckReport) -> list[str]:
     """Return the lines of a report: what was checked, one line for each row, and the verdict."""
     mark = "SYNTHETIC: " if report.synthetic else ""
     split = f", split {report.split}" if report.split else ""
-    cells = [("check", "result", "detail"), *((row.check, row.result, row.detail) for row in report.rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(2)]
+    rows = [(row.check, row.result, row.detail) for row in report.rows]
     return [
         f"{mark}{report.path}: {report.kind}, seq_length {report.seq_length:,}, seed {report.seed}{split}",
-        *(f"{first:<{widths[0]}}  {second:<{widths[1]}}  {rest}".rstrip() for first, second, rest in cells),
+        *align(PrintedTable("checks", ("check", "result", "detail"), rows, texts=(1, 2))),
         f"{mark}{describe_verdict(report)}",
     ]
 

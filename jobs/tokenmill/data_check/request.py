@@ -6,12 +6,14 @@ from pathlib import Path
 
 from tokenmill.data import Samples
 from tokenmill.data import open as open_samples
-from tokenmill.data.blend_file import WeightedSource, read_blend_file
-from tokenmill.data.dataset_pairs import OpenedDataset, open_pairs
 from tokenmill.data.opening import DEFAULT_SPLIT, SYNTHETIC, OpenLabels
 from tokenmill.data.pack_source import find_pack, list_parts
-from tokenmill.data.split import SPLITS, divide, parse_fractions
+from tokenmill.datasets.blend_file import WeightedSource, read_blend_file
+from tokenmill.datasets.sources import open_pairs
+from tokenmill.datasets.split import SPLITS, divide, parse_fractions
+from tokenmill.datasets.weighted import WeightedDataset
 from tokenmill.errors import RequestError
+from tokenmill.files.user_path import local_path
 from tokenmill.flow.record import StageRecord
 
 
@@ -62,7 +64,7 @@ class CheckedPart:
     name: str
     requested: int | None
     samples: Samples
-    datasets: tuple[OpenedDataset, ...] = ()
+    datasets: tuple[WeightedDataset, ...] = ()
     sequences: int = 0
     tokens: int = 0
 
@@ -85,7 +87,7 @@ class CheckedSource:
         return self.parts[0].samples.identity.kind
 
     @property
-    def datasets(self) -> list[OpenedDataset]:
+    def datasets(self) -> list[WeightedDataset]:
         """The datasets of all parts, each once."""
         return list({dataset.path: dataset for part in self.parts for dataset in part.datasets}.values())
 
@@ -102,7 +104,7 @@ def open_source(request: CheckRequest) -> CheckedSource:
         samples = request.samples or request.count
         part = request.part or "train"
         return CheckedSource((CheckedPart(part, samples, _open_part(request, part, samples)),), {})
-    path = Path(request.path)
+    path = local_path(request.path, "PATH")
     is_file = path.suffix in (".json", ".txt") and path.is_file()
     lists = read_blend_file(path) if is_file else {"all": [WeightedSource(request.path)]}
     sources = next(iter(lists.values()), [])

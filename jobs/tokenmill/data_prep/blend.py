@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.data_prep.config import InvalidField
+from tokenmill.datasets.split import FILE_NAMES
 from tokenmill.files.explain import explain_os_errors
+from tokenmill.files.user_path import local_path, read_named_file
 from tokenmill.flow.progress import Reporter
-
-SPLITS = ("train", "valid", "test")
-"""The splits of a blend, in the order of the keys of blend.json."""
 
 ALL = "all"
 """The name of the only list of a blend without splits."""
@@ -73,7 +72,7 @@ class DataBlend:
 
     def __post_init__(self) -> None:
         """Refuse a blend with both forms, without datasets, or with two datasets of one name in a list."""
-        named = [name for name in SPLITS if getattr(self, name)]
+        named = [name for name in FILE_NAMES if getattr(self, name)]
         if self.datasets is not None and named:
             raise InvalidField(
                 f"the blend has both datasets and {', '.join(named)}; set either datasets, or a list for each split"
@@ -97,7 +96,7 @@ class DataBlend:
         """The lists by the name of their split; the list of a blend without splits has the name `all`."""
         if self.datasets is not None:
             return {ALL: self.datasets}
-        return {name: getattr(self, name) for name in SPLITS if getattr(self, name)}
+        return {name: getattr(self, name) for name in FILE_NAMES if getattr(self, name)}
 
     @classmethod
     def from_datasets(cls, *datasets: SourceDataset) -> "DataBlend":
@@ -113,15 +112,15 @@ class DataBlend:
         Raises:
             InvalidField: the file is not JSON or not a blend; the message names the file and the key.
         """
-        path = Path(path)
+        path = local_path(path, "path of the blend")
         with explain_os_errors(path):
             try:
-                content = path.read_bytes()
+                content = read_named_file(path, "the blend")
             except FileNotFoundError:
                 raise InvalidField(f"the blend {path} does not exist; create it, or set another path") from None
         try:
             value = json.loads(content)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidField(f"the blend {path} is not JSON ({error}); correct the file") from error
         reader = _BlendReader(path, text_field)
         blend = reader.read(value)

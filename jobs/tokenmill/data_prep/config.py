@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from tokenmill.errors import RequestError
-from tokenmill.transforms.shards import parse_byte_size
+from tokenmill.files.user_path import local_path
+from tokenmill.options import parse_byte_size
 from tokenmill.transforms.types import Transform
 
 DEFAULT_SHARD_SIZE = "256MB"
@@ -32,6 +33,14 @@ def require(condition: bool, owner: object, name: str, rule: str) -> None:
     """Raise InvalidField unless the condition holds; the message names the field `name` of `owner` and its value."""
     if not condition:
         raise InvalidField(f"{type(owner).__name__}.{name} is {getattr(owner, name)!r}: {rule}")
+
+
+def _set_path(config: object, name: str) -> None:
+    """Convert a field to a `Path`; refuse the address of a bucket (InvalidField)."""
+    try:
+        object.__setattr__(config, name, local_path(getattr(config, name), f"{type(config).__name__}.{name}"))
+    except RequestError as error:
+        raise InvalidField(str(error)) from None
 
 
 def parse_shard_size(size: str | int) -> int:
@@ -231,7 +240,7 @@ class OutputConfig:
 
     def __post_init__(self) -> None:
         """Check the fields, and move the deprecated ones into the format."""
-        object.__setattr__(self, "dir", Path(self.dir))
+        _set_path(self, "dir")
         require(
             isinstance(self.format, OutputFormat),
             self,
@@ -246,9 +255,6 @@ class OutputConfig:
             self,
             "min_doc_chars",
             f"the format {self.format.format} has no texts to measure; leave it out, or use a transform",
-        )
-        require(
-            ":/" not in str(self.dir), self, "dir", "it must be a directory; set a path, such as of a mounted volume"
         )
         for name in ("num_shards", "dtype"):
             if getattr(self, name) is not None:
@@ -350,8 +356,8 @@ class DataPrepConfig:
     def __post_init__(self) -> None:
         """Check the fields."""
         _check_choices(self)
-        object.__setattr__(self, "blend_path", Path(self.blend_path))
-        object.__setattr__(self, "output_dir", Path(self.output_dir))
+        _set_path(self, "blend_path")
+        _set_path(self, "output_dir")
         _check_counts(self, "num_shards", "sample", "num_actors", "max_doc_tokens")
         _refuse_max_doc_tokens(self)
         require(bool(self.text_field), self, "text_field", "it must be the key of a field; set a key")

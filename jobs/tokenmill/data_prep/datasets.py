@@ -29,6 +29,7 @@ from tokenmill.data_prep.config import (
 )
 from tokenmill.data_prep.filters import RowFilter
 from tokenmill.data_prep.sources import DatasetSource, find_source, source_options
+from tokenmill.datasets.contract import PairBasis, ResolvedTokenizer
 from tokenmill.files.codec import content_id
 from tokenmill.files.explain import explain_os_errors
 from tokenmill.files.hashing import sha256_of
@@ -46,7 +47,6 @@ from tokenmill.stages.pairs import FindTokenizer
 from tokenmill.stages.preprocess import Preprocess
 from tokenmill.stages.registry import CHAT, DOWNLOAD, KINDS, PREPROCESS, TRANSFORM, default_output
 from tokenmill.stages.transform import TransformRecords
-from tokenmill.tokens.contract import PairBasis, ResolvedTokenizer
 from tokenmill.tokens.options import EncodingOptions, PreprocessOptions
 from tokenmill.tokens.stream import Stream
 from tokenmill.transforms.builtin import passthrough

@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tokenmill.data_prep.config import InvalidField
+from tokenmill.datasets.split import FILE_NAMES
 from tokenmill.files.codec import read_json, readable_json
 from tokenmill.files.explain import explain_os_errors
+from tokenmill.files.lease import remove_abandoned
 from tokenmill.files.paths import RECORDS_DIRECTORY
 from tokenmill.files.tree import Tree
 
@@ -65,6 +67,7 @@ def place_files(output: Path, files: Sequence[PlacedFile]) -> None:
     new, old = {file.path for file in files}, _read_placed(tree)
     with explain_os_errors(output):
         check_names(output, new)
+        remove_abandoned(tree, "", _RECORDS)
         # A blend must never list files of two runs.
         for name in (BLEND_FILE, ARGUMENTS_FILE):
             if name in old:
@@ -89,7 +92,7 @@ def write_blend(output: Path, lists: Mapping[str, Sequence[str]], split: str | N
     names = [BLEND_FILE]
     content: dict[str, object]
     if split is None:
-        content = {name: list(lists.get(name, ())) or None for name in ("train", "valid", "test")}
+        content = {name: list(lists.get(name, ())) or None for name in FILE_NAMES}
     else:
         (paths,) = lists.values()
         _check_no_white_space(paths[1::2])

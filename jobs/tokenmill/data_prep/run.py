@@ -12,8 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
-from tokenmill.data.datasets import MAX_PAIRS
-from tokenmill.data_prep.blend import ALL, SPLITS, DataBlend, flatten
+from tokenmill.data_prep.blend import ALL, DataBlend, flatten
 from tokenmill.data_prep.config import (
     BinIdxOutputConfig,
     ChatSftOutputConfig,
@@ -38,6 +37,8 @@ from tokenmill.data_prep.layout import (
 from tokenmill.data_prep.results import DataBlendsArtifact, PipelineResult, SplitResult
 from tokenmill.data_prep.shards import DatasetShard, assign_splits, weigh_shards
 from tokenmill.data_prep.sources import normalize_path
+from tokenmill.datasets.split import FILE_NAMES
+from tokenmill.datasets.weighted import MAX_PAIRS
 from tokenmill.files.codec import content_id
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import StageRecord
@@ -84,7 +85,7 @@ def run_data_prep(
         on_bad_record=config.on_bad_record,
     )
     result = _Preparation(blend, pipeline, config.num_actors, config.sample).run()
-    tokens = {f"{name}_tokens": split.total_tokens for name, split in result.splits.items() if name in SPLITS}
+    tokens = {f"{name}_tokens": split.total_tokens for name, split in result.splits.items() if name in FILE_NAMES}
     return artifact_class(
         path=result.blend_path,
         blend_path=result.blend_path,

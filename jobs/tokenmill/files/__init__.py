@@ -1,4 +1,6 @@
 """Files on shared storage: open them without following links, publish them atomically, hash them, explain errors.
 
-All other packages use this one for an output directory and for records. It imports `machine` and `errors` only.
+`pickles` reads a pickle of an unknown origin as data.
+
+All other packages use this one for an output directory and for records. It imports only the layers below it.
 """

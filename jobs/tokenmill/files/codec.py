@@ -115,7 +115,11 @@ def _canonical_pieces(value: dict[str, Any]) -> Iterator[bytes]:
 
 def readable_json(value: Any) -> bytes:
     """Encode a record for a human reader: one item per line, keys in the order of the value, ASCII."""
-    return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
+    text = bytearray()  # json.dumps would hold every piece of the text at the same time, in ten times the memory
+    for piece in json.JSONEncoder(indent=1, allow_nan=False).iterencode(value):
+        text += piece.encode()
+    text += b"\n"
+    return bytes(text)
 
 
 def readable_pieces(value: dict[str, Any]) -> Iterator[bytes]:
@@ -159,7 +163,7 @@ def read_json(path: Path, *, packed: str | None = None, tree: Tree | None = None
 
 def _read_packed(file: IO[bytes], name: str) -> Any:
     """Read the items of a list line by line if the file has the layout of `readable_json`, else decode all at once."""
-    list_start, rest, texts, text = f' "{name}": [\n'.encode(), bytearray(), list[bytes](), b""
+    list_start, rest, texts, text = f' "{name}": [\n'.encode(), bytearray(), list[bytes](), bytearray()
     for line in file:
         rest += line
         if line == list_start:
@@ -170,8 +174,8 @@ def _read_packed(file: IO[bytes], name: str) -> Any:
             break
         text += line.strip()
         if line.startswith((b"{", b"  }")):  # an item on one line, or the end of an item on several lines
-            texts.append(text.removesuffix(b","))
-            text = b""
+            texts.append(bytes(text.removesuffix(b",")))
+            text.clear()
     if text:
         texts = []
         rest.clear()

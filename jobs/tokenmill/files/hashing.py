@@ -6,6 +6,7 @@ from typing import Any
 
 import xxhash
 
+from tokenmill.files.named_file import open_file
 from tokenmill.files.tree import Tree
 
 COPY_CHUNK = 8 << 20
@@ -26,7 +27,7 @@ def has_sha256(tree: Tree, path: Path, sha256: str) -> bool:
 
 def sha256_of(path: Path, *, tree: Tree | None = None) -> str:
     """Return the SHA-256 of a file in hexadecimal digits."""
-    with tree.open(path, buffering=0) if tree else path.open("rb", buffering=0) as file:
+    with tree.open(path, buffering=0) if tree else open_file(path, buffering=0) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -34,7 +35,7 @@ def update_hash(digest: Any, path: Path, length: int | None = None, *, tree: Tre
     """Feed a file, or its first `length` bytes, to a hash object; return the number of bytes."""
     done = 0
     buffer = memoryview(bytearray(COPY_CHUNK))
-    with tree.open(path, buffering=0) if tree else path.open("rb", buffering=0) as file:
+    with tree.open(path, buffering=0) if tree else open_file(path, buffering=0) as file:
         while length is None or done < length:
             requested = COPY_CHUNK if length is None else min(COPY_CHUNK, length - done)
             received = file.readinto(buffer[:requested])

@@ -15,8 +15,6 @@ attempts of units and the training run all use this module.
 """
 
 import math
-import os
-import re
 import secrets
 import socket
 import threading
@@ -24,7 +22,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Generic, NamedTuple, TypeVar
 
@@ -32,8 +29,8 @@ from msgspec import DecodeError, Meta, Struct, field, to_builtins
 
 from tokenmill.errors import Superseded, TokenmillError
 from tokenmill.files.codec import readable_json
-from tokenmill.files.tree import Tree, UnexpectedEntry
-from tokenmill.machine import is_alive, machine_identity, machine_tag, process_name, start_ticks
+from tokenmill.files.tree import Tree, TreePath, UnexpectedEntry
+from tokenmill.machine import is_alive, machine_identity, machine_tag, parse_creator, process_name, this_process
 from tokenmill.typed_json import decode_json
 
 OWNER_FILE = "owner.json"
@@ -44,8 +41,6 @@ STALE_SECONDS = 600.0
 """A file of another machine without a change for so many seconds is abandoned: 60 heartbeats are missing."""
 MAX_CLAIM_BYTES = 1 << 16
 """Bytes that `read_claim` reads at most; a longer file is not a claim."""
-
-_CREATOR = re.compile(r"([0-9a-f]{8})-(\d{1,10})-[0-9a-f]{8}(?:\.tmp)?$")
 
 
 class Liveness(Enum):
@@ -79,13 +74,7 @@ C = TypeVar("C", bound=LeaseClaim)
 
 def current_process() -> Owner:
     """Return the identity of this process."""
-    return _process(os.getpid())
-
-
-@cache
-def _process(pid: int) -> Owner:
-    boot, namespace = machine_identity()
-    return Owner(socket.gethostname(), boot, namespace, pid, start_ticks(pid) or 0)
+    return Owner(socket.gethostname(), *machine_identity(), *this_process())
 
 
 def new_token() -> str:
@@ -99,20 +88,21 @@ def get_liveness(owner: Owner | None, unchanged_seconds: float = 0.0, limit: flo
     `owner` None is an unknown process. The module's docstring describes the rule.
     """
     if owner is not None and (owner.boot, owner.namespace) == machine_identity():
-        return _local_liveness(owner.pid, owner.started)
+        return Liveness.ALIVE if is_alive(owner.pid, owner.started) else Liveness.DEAD
     return Liveness.DEAD if unchanged_seconds > limit else Liveness.UNKNOWN
-
-
-def _local_liveness(pid: int, started: int | None = None) -> Liveness:
-    return Liveness.ALIVE if is_alive(pid, started) else Liveness.DEAD
 
 
 def get_creator_liveness(name: str) -> Liveness | None:
     """Return the state of the process in a file name from `process_name`, or None for another name."""
-    match = _CREATOR.search(name)
-    if not match:
+    creator = parse_creator(name)
+    if creator is None:
         return None
-    return _local_liveness(int(match.group(2))) if match.group(1) == machine_tag() else Liveness.UNKNOWN
+    if creator.machine != machine_tag():
+        return Liveness.UNKNOWN
+    if not is_alive(creator.pid, creator.started):
+        return Liveness.DEAD
+    # Without a start time in the name, the process may be a later one with the same number.
+    return Liveness.UNKNOWN if creator.started is None and this_process().started else Liveness.ALIVE
 
 
 def is_abandoned(path: Path) -> bool:
@@ -127,6 +117,20 @@ def is_abandoned(path: Path) -> bool:
     return get_liveness(None, unchanged_seconds, STALE_SECONDS) is Liveness.DEAD
 
 
+def remove_abandoned(tree: Tree, *directories: TreePath) -> None:
+    """Remove the temporary files and directories that killed processes left directly in these directories."""
+    for directory in directories:
+        folder = directory if isinstance(directory, Path) else tree.root / directory
+        with suppress(OSError, UnexpectedEntry):
+            for path in (folder / name for name in tree.names(directory) if name.startswith(".")):
+                if not is_abandoned(path):
+                    continue
+                if tree.is_directory(path):
+                    tree.remove_tree(path)
+                else:
+                    tree.unlink(path)
+
+
 def read_claim(tree: Tree, path: Path, kind: type[C]) -> C | None:
     """Read a claim; return None when the file is missing, truncated or not a claim.
 
@@ -136,7 +140,7 @@ def read_claim(tree: Tree, path: Path, kind: type[C]) -> C | None:
     try:
         with tree.open(path) as file:
             return decode_json(file.read(MAX_CLAIM_BYTES), kind)
-    except (FileNotFoundError, NotADirectoryError, DecodeError, RecursionError):
+    except (FileNotFoundError, NotADirectoryError, DecodeError):
         return None
 
 

@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 
 from tokenmill.files.tree import Tree
+from tokenmill.files.user_path import local_path
 
 DIRECTORY_VARIABLE = "TOKENMILL_CACHE_DIR"
 """Environment variable with the directory of the caches."""
@@ -21,7 +22,9 @@ def open_cache(*, create: bool = False) -> Tree | None:
         return None
     try:
         base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-        return open_private(Path(configured) if configured else Path(base) / "tokenmill", create=create)
+        return open_private(
+            local_path(configured, DIRECTORY_VARIABLE) if configured else Path(base) / "tokenmill", create=create
+        )
     except (OSError, RuntimeError):
         return None
 

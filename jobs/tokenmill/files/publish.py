@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from tokenmill.files.lease import remove_abandoned
 from tokenmill.files.tree import Tree
 
 
@@ -19,9 +20,12 @@ def write_atomic(path: Path, data: bytes | Iterable[bytes], *, directory: Path |
     """Replace a small file so that a reader sees the old or the new content, also after a power failure.
 
     The temporary file is in `directory`, which must be below the parent directory of the file, or in the parent
-    directory itself. The function does not write through links.
+    directory itself. The function does not write through links. It removes the temporary files that killed processes
+    left in the directory.
     """
-    Tree(path.parent).write_atomic(path, data, directory=directory)
+    tree = Tree(path.parent)
+    remove_abandoned(tree, "" if directory is None else directory)
+    tree.write_atomic(path, data, directory=directory)
 
 
 def get_size(path: str | Path) -> int | None:

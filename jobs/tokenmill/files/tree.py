@@ -11,16 +11,16 @@ a write or a deletion. Only the output directory itself may be reached through l
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 import stat
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from tokenmill.errors import RequestError
+from tokenmill.files.named_file import add_name, naming, open_handle
 from tokenmill.machine import process_name
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Tree:
         finally:
             handles, self._handles.open = self._handles.open, None
             for handle in handles.values():
-                os.close(handle)
+                _close(handle)
 
     @contextlib.contextmanager
     def directory(self, path: TreePath = "", *, create: bool = False) -> Iterator[int]:
@@ -107,17 +107,23 @@ class Tree:
             try:
                 yield handle
             finally:
-                os.close(handle)
+                _close(handle)
             return
-        if parts not in open_handles:
-            open_handles[parts] = self._descend(parts, create)
-        yield open_handles[parts]
+        yield self._keep(parts, create, open_handles)
 
     def names(self, path: TreePath = "") -> list[str]:
         """Return the sorted names in a directory; the list is empty when the directory is missing."""
         try:
             with self.directory(path) as handle:
                 return sorted(os.listdir(handle))  # noqa: PTH208 - a handle, not a path
+        except FileNotFoundError:
+            return []
+
+    def directories(self, path: TreePath = "") -> list[str]:
+        """Return the sorted names of the directories in a directory."""
+        try:
+            with self.directory(path) as handle, os.scandir(handle) as entries:
+                return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
         except FileNotFoundError:
             return []
 
@@ -161,7 +167,7 @@ class Tree:
     def open(
         self, path: TreePath, mode: str = "rb", *, buffering: int = -1, single_link: bool = False
     ) -> "BufferedRandom":
-        """Open a regular file with mode `rb`, `r+b`, `wb` or `xb`.
+        """Open a regular file with mode `rb`, `r+b`, `wb`, `xb` or `ab`.
 
         `single_link` refuses a file that has other names (hard links).
         """
@@ -170,6 +176,7 @@ class Tree:
             "r+b": os.O_RDWR,
             "wb": os.O_WRONLY | os.O_CREAT,
             "xb": os.O_WRONLY | os.O_CREAT | os.O_EXCL,
+            "ab": os.O_WRONLY | os.O_CREAT | os.O_APPEND,
         }[mode]
         *parts, name = self._parts(path)
         sys.audit("tokenmill.open", str(self._full_path(path)), mode)
@@ -190,8 +197,9 @@ class Tree:
                     )
                 self._check_owner(path, status, handle)
                 if mode == "wb":
-                    os.truncate(descriptor, 0)
-                return cast("BufferedRandom", os.fdopen(descriptor, mode.replace("x", "w"), buffering))
+                    with naming("truncate", self._full_path(path)):
+                        os.truncate(descriptor, 0)
+                return open_handle(descriptor, mode, self._full_path(path), buffering)
             except BaseException:
                 os.close(descriptor)
                 raise
@@ -221,11 +229,13 @@ class Tree:
         ):
             temporary = self._write_temporary(name, data, folder, path if directory is None else directory)
             try:
-                os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=target)
+                with naming("rename", self._full_path(path)):
+                    os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=target)
             except BaseException:
-                os.unlink(temporary, dir_fd=folder)
+                _discard(temporary, folder)
                 raise
-            fsync_handle(target)
+            with naming("sync", self._full_path(path)):
+                fsync_handle(target)
 
     def publish_once(self, path: TreePath, data: bytes | Sequence[bytes]) -> bool:
         """Create a complete file unless the path exists; return whether this call created the file."""
@@ -240,20 +250,26 @@ class Tree:
                 # blobfuse and some SMB mounts have no hard links. Exclusive creation is the best alternative: a
                 # reader treats an incomplete file as missing.
                 if error.errno not in (errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP):
+                    add_name(error, "create", self._full_path(path))
                     raise
                 try:
                     self._write_new(name, data, folder, path)
                 except FileExistsError:
                     return False
             finally:
-                os.unlink(temporary, dir_fd=folder)
-            fsync_handle(folder)
+                _discard(temporary, folder)
+            with naming("sync", self._full_path(path)):
+                fsync_handle(folder)
         return True
 
     def unlink(self, path: TreePath) -> None:
         """Remove a file, or the link itself; a missing entry is not an error."""
         *parts, name = self._parts(path)
-        with contextlib.suppress(FileNotFoundError), self.directory("/".join(parts)) as handle:
+        with (
+            contextlib.suppress(FileNotFoundError),
+            self.directory("/".join(parts)) as handle,
+            naming("remove", self._full_path(path)),
+        ):
             os.unlink(name, dir_fd=handle)
 
     def remove_directory(self, path: TreePath) -> None:
@@ -265,7 +281,11 @@ class Tree:
     def remove_tree(self, path: TreePath) -> None:
         """Remove a directory and its content as far as this user may; links are removed, not followed."""
         *parts, name = self._parts(path)
-        with contextlib.suppress(FileNotFoundError), self.directory("/".join(parts)) as handle:
+        with (
+            contextlib.suppress(FileNotFoundError),
+            self.directory("/".join(parts)) as handle,
+            contextlib.suppress(OSError),  # ignore_errors does not cover the close of a directory
+        ):
             shutil.rmtree(name, ignore_errors=True, dir_fd=handle)
 
     def rename(self, source: TreePath, target: TreePath, *, create: bool = False) -> None:
@@ -275,6 +295,7 @@ class Tree:
         with (
             self.directory("/".join(parts)) as from_handle,
             self.directory("/".join(target_parts), create=create) as to_handle,
+            naming("rename", self._full_path(source)),
         ):
             os.rename(name, target_name, src_dir_fd=from_handle, dst_dir_fd=to_handle)
 
@@ -286,20 +307,30 @@ class Tree:
 
     def fsync(self, path: TreePath) -> None:
         """Make the renames in a directory durable."""
-        with self.directory(path) as handle:
+        with self.directory(path) as handle, naming("sync", self._full_path(path)):
             fsync_handle(handle)
 
     def files(self, path: TreePath = "") -> Iterator[str]:
         """Yield the files below a directory, relative to the root, without following links.
 
-        A file or directory that another process removes meanwhile is not an error.
+        A file or directory that another process removes meanwhile, or that this user may not read, is not an error.
         """
-        start = "/".join(self._parts(path))
-        with contextlib.suppress(FileNotFoundError), self.directory(start) as handle:
-            for folder, _, names, _ in os.fwalk(".", dir_fd=handle):
-                directory = "/".join(part for part in (start, folder.removeprefix(".").lstrip("/")) if part)
-                for name in names:
-                    yield f"{directory}/{name}" if directory else name
+        pending = ["/".join(self._parts(path))]
+        while pending:
+            directory = pending.pop()
+            children: list[tuple[str, bool]] = []
+            with (
+                contextlib.suppress(FileNotFoundError, PermissionError),
+                self.directory(directory) as handle,
+                os.scandir(handle) as entries,
+            ):
+                children = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+            for name, is_directory in children:
+                full = f"{directory}/{name}" if directory else name
+                if is_directory:
+                    pending.append(full)
+                else:
+                    yield full
 
     def server_time(self, path: TreePath) -> float:
         """Return the time of the file server, for comparison with its modification times; 0 if it is not available."""
@@ -321,22 +352,42 @@ class Tree:
         check_inside(self.root, path)
         return tuple(path.split("/"))
 
+    def _keep(self, parts: tuple[str, ...], create: bool, handles: dict[tuple[str, ...], int]) -> int:
+        """Return the kept handle of a directory; open it from the handle of its parent."""
+        if parts not in handles:
+            if parts:
+                handles[parts] = self._enter(self._keep(parts[:-1], create, handles), parts, create)
+            else:
+                handles[parts] = self._open_root(create)
+        return handles[parts]
+
+    def _open_root(self, create: bool) -> int:
+        with naming("open", self.root):
+            if create:
+                self.root.mkdir(parents=True, exist_ok=True)
+            return os.open(self.root, _DIRECTORY)
+
     def _descend(self, parts: Sequence[str], create: bool) -> int:
-        if create:
-            self.root.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.root, _DIRECTORY)
-        try:
-            for depth in range(1, len(parts) + 1):
+        handle = self._open_root(create)
+        for depth in range(1, len(parts) + 1):
+            try:
                 child = self._enter(handle, parts[:depth], create)
-                os.close(handle)
-                handle = child
-                self._check_owner("/".join(parts[:depth]), os.fstat(handle), handle)
-        except BaseException:
-            os.close(handle)
-            raise
+            finally:
+                _close(handle)
+            handle = child
         return handle
 
     def _enter(self, handle: int, parts: Sequence[str], create: bool) -> int:
+        """Open a directory in its open parent."""
+        child = self._open_directory(handle, parts, create)
+        try:
+            self._check_owner("/".join(parts), os.fstat(child), child)
+        except BaseException:
+            _close(child)
+            raise
+        return child
+
+    def _open_directory(self, handle: int, parts: Sequence[str], create: bool) -> int:
         name = parts[-1]
         while True:
             try:
@@ -344,7 +395,7 @@ class Tree:
             except FileNotFoundError:
                 if not create:
                     raise
-                with contextlib.suppress(FileExistsError):
+                with contextlib.suppress(FileExistsError), naming("create", self._full_path("/".join(parts))):
                     os.mkdir(name, dir_fd=handle)
             except OSError as error:
                 raise self._open_error("/".join(parts), name, handle, error) from error
@@ -355,6 +406,7 @@ class Tree:
             with contextlib.suppress(OSError):
                 return self._unexpected_entry(path, os.stat(name, dir_fd=handle, follow_symlinks=False))
         error.filename = str(self._full_path(path))
+        add_name(error, "open", error.filename)
         return error
 
     def _unexpected_entry(self, path: TreePath, status: os.stat_result) -> UnexpectedEntry:
@@ -391,15 +443,28 @@ class Tree:
             descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o666, dir_fd=folder)
         except OSError as error:
             error.filename = str(self._full_path(path))
+            add_name(error, "create", error.filename)
             raise
         try:
-            with os.fdopen(descriptor, "wb") as file:
+            with naming("sync", self._full_path(path)), open_handle(descriptor, "wb", self._full_path(path)) as file:
                 file.writelines([data] if isinstance(data, bytes) else data)
                 file.flush()
                 os.fsync(file.fileno())
         except BaseException:
-            os.unlink(name, dir_fd=folder)
+            _discard(name, folder)
             raise
+
+
+def _close(handle: int) -> None:
+    """Close the handle of a directory; an error of this call loses no data."""
+    with contextlib.suppress(OSError):
+        os.close(handle)
+
+
+def _discard(name: str, folder: int) -> None:
+    """Remove a temporary file; if that fails, the file stays until another process removes it."""
+    with contextlib.suppress(OSError):
+        os.unlink(name, dir_fd=folder)
 
 
 def fsync_handle(handle: int) -> None:
@@ -413,7 +478,7 @@ def fsync_handle(handle: int) -> None:
 
 def _probe(handle: int) -> os.stat_result:
     """Create and remove a temporary file; return the status that the file server reports for it."""
-    name = f"{CLOCK_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+    name = f"{CLOCK_PREFIX}{process_name()}.tmp"
     descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o600, dir_fd=handle)
     try:
         return os.fstat(descriptor)

@@ -87,12 +87,13 @@ def new_attempt_directory(record: StageRecord, unit_id: str, plan_id: str) -> Pa
     claim = AttemptClaim(owner=current_process(), token=new_token(), plan=plan_id)
     while True:
         try:
-            tree.make_directory(temporary)
-            # No fsync: the rename makes the complete directory visible. A power failure can lose only an attempt that
-            # is seconds old, and another attempt then repeats that work.
-            with tree.open(temporary / OWNER_FILE, "wb") as file:
-                file.write(encode_claim(claim))
-            tree.rename(temporary, path)
+            with tree.keep_open():
+                tree.make_directory(temporary)
+                # No fsync: the rename makes the complete directory visible. A power failure can lose only an attempt
+                # that is seconds old, and another attempt then repeats that work.
+                with tree.open(temporary / OWNER_FILE, "wb") as file:
+                    file.write(encode_claim(claim))
+                tree.rename(temporary, path)
             return path
         except FileNotFoundError:  # another worker's sweep removed the directory while it was empty
             continue

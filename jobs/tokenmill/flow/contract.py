@@ -22,7 +22,8 @@ REMAKE_OUTPUT = "check who changed the file, delete that output and run its stag
 
 Count = Annotated[int, Meta(ge=0)]
 Name = Annotated[str, Meta(min_length=1)]
-Hash = Annotated[str, Meta(pattern="^[0-9a-f]{16,128}$")]
+Hash = Annotated[str, Meta(pattern=r"^[0-9a-f]{16,128}\Z")]
+FileHash = Annotated[str, Meta(pattern=r"^[0-9a-f]{1,32}\Z")]
 
 
 class DamagedRecord(RequestError):
@@ -209,7 +210,7 @@ class FileEntry(Record, frozen=True):
 
     path: Name
     bytes: Count
-    xxh3_128: str
+    xxh3_128: FileHash
     role: Name | None = None
     key: str = ""
     prefix: str = ""
@@ -225,12 +226,12 @@ class FileEntry(Record, frozen=True):
         """Refuse a path that leaves the output directory, and an entry that lacks a required field."""
         check_path(self.path)
         if self.role in ("bin", "idx") and self.path != f"{self.prefix}.{self.role}":
-            raise ValueError(f"{self.path} is not the .{self.role} of the prefix {self.prefix}")
-        counted = min(self.documents, self.sequences, self.tokens) >= 0
+            raise ValueError(f"{self.path!r} is not the .{self.role} of the prefix {self.prefix!r}")
+        counted = min(self.documents, self.sequences, self.tokens - bool(self.bytes)) >= 0
         if self.role == "bin" and not (self.key and counted and self.parts is not None):
-            raise ValueError(f"{self.path} lacks its key, documents, sequences, tokens or parts")
+            raise ValueError(f"{self.path!r} lacks its key, documents, sequences, tokens or parts")
         if self.role is None and self.parts is None:
-            raise ValueError(f"{self.path} lacks its parts")
+            raise ValueError(f"{self.path!r} lacks its parts")
 
 
 class Receipt(Record, frozen=True):
@@ -252,7 +253,7 @@ class Receipt(Record, frozen=True):
         paths = {file.path for file in self.outputs}
         for file in self.outputs:
             if file.role == "bin" and f"{file.prefix}.idx" not in paths:
-                raise ValueError(f"{file.path} is recorded without its .idx")
+                raise ValueError(f"{file.path!r} is recorded without its .idx")
 
 
 class Failure(Record, frozen=True):

@@ -33,9 +33,10 @@ def run_unit(
     shared: Any = None,
 ) -> Counts:
     """Run one unit and commit it; return its counts."""
-    with explain_os_errors(prepared.stage.output), prepared.record.report_damaged_records():
+    record = prepared.record
+    with explain_os_errors(prepared.stage.output), record.report_damaged_records():
         workspace = Workspace(
-            prepared.record,
+            record,
             plan,
             unit,
             input_root=prepared.input_root,
@@ -47,7 +48,8 @@ def run_unit(
         with workspace:
             workspace.report_progress()
             counts = prepared.stage.do(unit, workspace, shared)
-            workspace.commit(counts)
+            with record.tree.keep_open():
+                workspace.commit(counts)
     return counts
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from tokenmill.flow.faults import read_faults
 from tokenmill.machine import describe_memory, memory_limit
+from tokenmill.printing import format_bytes, format_duration, printable_message
 from tokenmill.redaction import redact, redact_json
 
 LOG_SECONDS = 30.0
@@ -24,25 +25,6 @@ RUNNING_LOG_SECONDS = 1.0
 
 MAX_NAMED_UNITS = 8
 """Maximum number of units that a line names."""
-
-
-def format_bytes(count: float) -> str:
-    """Format a number of bytes in decimal units, as vendors of storage do."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(count) < 1000 or unit == "TB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
-        count /= 1000
-    raise AssertionError
-
-
-def format_duration(seconds: float) -> str:
-    """Format a number of seconds."""
-    integer = int(seconds)
-    if integer < 60:
-        return f"{seconds:.1f} s"
-    if integer < 3600:
-        return f"{integer // 60} min {integer % 60:02d} s"
-    return f"{integer // 3600} h {integer % 3600 // 60:02d} min"
 
 
 class Reporter:
@@ -62,7 +44,7 @@ class Reporter:
         self._write(f"warning: {text}", {"event": "warning", "text": text})
 
     def _write(self, text: str, event: dict[str, Any]) -> None:
-        line = json.dumps(redact_json(event)) if self.json_lines else redact(text)
+        line = json.dumps(redact_json(event)) if self.json_lines else printable_message(redact(text))
         with self._lock:
             sys.stderr.write(line + "\n")
             sys.stderr.flush()

@@ -48,6 +48,7 @@ from tokenmill.flow.contract import (
     check_plan,
     check_units,
 )
+from tokenmill.printing import printable
 from tokenmill.redaction import redact
 from tokenmill.typed_json import convert_json
 
@@ -70,6 +71,12 @@ REJECTED = "rejected"
 
 REJECTED_PREFIX = "rejected."
 """Prefix of the counts of rejected records by reason, such as `rejected.no_messages`."""
+
+UNREAD_PREFIX = "unread."
+"""Prefix of the counts of records with a key that the stage does not read, such as `unread.source`."""
+
+MAX_UNREAD_NAMES = 20
+"""Number of such keys that a message lists."""
 
 Counts = dict[str, int]
 SpecT = TypeVar("SpecT", bound=Record)
@@ -272,7 +279,7 @@ class StageRecord:
         """The directory `<output>/.tokenmill/<stage>`."""
         return self.output / ".tokenmill" / self.stage
 
-    @property
+    @cached_property
     def plan_path(self) -> Path:
         """The path of the plan."""
         return self.directory / "plan.json"
@@ -292,7 +299,7 @@ class StageRecord:
         """The directory of the runs that agreed on a plan of this stage."""
         return self.directory / "runs"
 
-    @property
+    @cached_property
     def attempts_directory(self) -> Path:
         """The directory that contains one directory for each attempt."""
         return self.directory / "attempts"
@@ -336,7 +343,7 @@ class StageRecord:
     def read_receipt(self, plan: Plan, unit: Unit, *, verify_hashes: bool = False) -> Receipt | None:
         """Return a unit's receipt if it is valid: it is of this plan, and its files have the recorded sizes."""
         receipt = self.stored_receipt(plan, unit)
-        return receipt if receipt is not None and self._has_files(receipt, verify_hashes) else None
+        return receipt if receipt is not None and self._has_files(plan, receipt, verify_hashes) else None
 
     @contextlib.contextmanager
     def report_damaged_records(self) -> Iterator[None]:
@@ -362,13 +369,17 @@ class StageRecord:
                 f"file, and run the same tokenmill {self.stage} again, which runs only that unit"
             ) from error
 
-    def _has_files(self, receipt: Receipt, verify_hashes: bool) -> bool:
-        for output in receipt.outputs:
-            if self.tree.size(output.path) != output.bytes:
-                return False
-            if verify_hashes and hash_file(self.output / output.path, tree=self.tree) != output.xxh3_128:
-                return False
-        return True
+    def _has_files(self, plan: Plan, receipt: Receipt, verify_hashes: bool) -> bool:
+        if any(self.tree.size(entry.path) != entry.bytes for entry in receipt.outputs):
+            return False
+        return not verify_hashes or all(self._is_intact(plan, entry) for entry in receipt.outputs)
+
+    def _is_intact(self, plan: Plan, entry: FileEntry) -> bool:
+        """Return whether a file has its recorded hash, and content in which `tokenmill verify` finds no problem."""
+        path, check = self.output / entry.path, self.kind.check
+        if hash_file(path, tree=self.tree) != entry.xxh3_128:
+            return False
+        return check is None or not check(path, entry, self.kind.basis.from_json(plan.basis))
 
     def is_unchanged(self, path: Path, pieces: Iterable[bytes]) -> bool:
         """Return whether the file of a record consists of exactly these pieces."""
@@ -429,10 +440,19 @@ def describe_rejected(counts: Counts, output: Path) -> str | None:
     if not rejected:
         return None
     names = sorted(name for name in counts if name.startswith(REJECTED_PREFIX))
-    reasons = ", ".join(f"{counts[name]:,} {name.removeprefix(REJECTED_PREFIX)}" for name in names)
+    reasons = ", ".join(f"{counts[name]:,} {printable(name.removeprefix(REJECTED_PREFIX))}" for name in names)
     return (
         f"{rejected:,} bad record{'s' * (rejected > 1)}{f' ({reasons})' if reasons else ''} kept in {output / REJECTED}"
     )
+
+
+def describe_unread(counts: Counts) -> str | None:
+    """Return a message with the keys that a stage does not read, and the number of records with each; None without."""
+    names = [name for name in counts if name.startswith(UNREAD_PREFIX)]
+    names.sort(key=lambda name: (-counts[name], name))
+    listed = [f"{name.removeprefix(UNREAD_PREFIX)} ({counts[name]:,})" for name in names[:MAX_UNREAD_NAMES]]
+    more = f" and {len(names) - len(listed):,} more" if len(names) > len(listed) else ""
+    return f"ignoring the keys {', '.join(listed)}{more}; in parentheses, the number of records" if names else None
 
 
 def record_failure(record: StageRecord, plan_id: str | None, unit_id: str, problem: TokenmillError) -> None:

@@ -8,11 +8,11 @@ and the stage runs a second time.
 
 from dataclasses import replace
 
-from tokenmill.errors import MachineError, Stopped, Superseded, TokenmillError
+from tokenmill.errors import MachineError, Stopped, Superseded, TemplateLimit, TokenmillError
 from tokenmill.flow.contract import RemoteFile
 from tokenmill.flow.metrics import StageCollector, StageMetrics
 from tokenmill.flow.planning import Request
-from tokenmill.flow.record import Plan, StageRecord
+from tokenmill.flow.record import Plan, StageRecord, describe_unread
 from tokenmill.flow.signals import stop_error, stop_requested
 from tokenmill.flow.stage import Stage, StageRun
 from tokenmill.flow.worker import Summary, run_worker
@@ -39,6 +39,9 @@ def run_stage(stage: Stage, run: StageRun) -> Summary:
             raise stop_error(metrics.started)(str(problem)) from problem
         raise
     metrics.end(None)
+    manifest = summary.completion.manifest
+    if manifest is not None and (unread := describe_unread(manifest.counts)):
+        run.reporter.log(f"{summary.plan.command}: {unread}")
     return summary
 
 
@@ -47,7 +50,7 @@ def _run_stage(stage: Stage, run: StageRun, metrics: StageMetrics) -> Summary:
     try:
         with stage.warm_up(run) as warm:
             return run_worker(stage, request, run, metrics, warm)
-    except (Stopped, Superseded, MachineError):
+    except (Stopped, Superseded, MachineError, TemplateLimit):
         raise
     except TokenmillError:
         new_plan = _plan_new_listing(stage, request, run)

@@ -1,11 +1,14 @@
 """The stop request of a worker: a stop signal sets a flag; during planning it also interrupts the planner.
 
-`flow.worker` installs the handlers. The units check the flag in `Workspace.report_progress`.
+`flow.worker` installs the handlers. The units check the flag in `Workspace.report_progress`. Before and after, and in
+commands without a stage, SIGTERM and SIGUSR1 end the process: `__main__` installs those handlers first.
 """
 
 import contextlib
+import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -34,6 +37,28 @@ def stop_error(started: float) -> type[Stopped]:
 def stop_requested() -> bool:
     """Return whether a stop signal arrived (`machine.STOP_SIGNALS`)."""
     return STOP.is_set()
+
+
+def end_on_signals() -> None:
+    """End this process on SIGTERM and SIGUSR1 with a message and the exit code of a stop.
+
+    The kernel delivers only signals with a handler to PID 1 of a container. Without this handler, PID 1 would ignore
+    SIGTERM while a command starts. The process ends without Python's cleanup, as it would without a handler.
+    """
+    started = time.time()
+
+    def end(number: int, _frame: Any) -> None:
+        code = stop_error(started).exit_code
+        message = f"stopped by {signal.Signals(number).name}; run the same command again"
+        line = f"error: {message}"
+        if "--json" in sys.argv:
+            line = json.dumps({"event": "error", "message": message, "exit_code": code})
+        with contextlib.suppress(OSError):  # its volume is full, or its reader has gone
+            os.write(2, f"{line}\n".encode())
+        os._exit(code)
+
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, end)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,8 @@ The command line builds a Stage and a StageRun and passes both to `flow.run.run_
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -89,13 +91,14 @@ class Stage(Protocol):
         return None
 
 
-class PreparedStage(NamedTuple):
+@dataclass(frozen=True)
+class PreparedStage:
     """A stage together with the directory of its inputs, after planning has resolved that directory."""
 
     stage: Stage
     input_root: Path
 
-    @property
+    @cached_property
     def record(self) -> StageRecord:
         """The records of the stage in its output directory."""
         return StageRecord(self.stage.output, self.stage.kind)

@@ -4,7 +4,7 @@ A stage calls `find_upstream` in its `prepare`. If the path has the outputs of s
 selects the one that is last in the order of `stages.registry` and logs its choice. If that output is not finished, the
 command fails, unless `--from` names another stage. A directory without state files of tokenmill contains user files.
 
-`find_records` also finds the state files of all stages for `flow.status` and `tokens.dataset`.
+`find_records` also finds the state files of all stages for `flow.status` and `datasets.dataset`.
 """
 
 import os
@@ -24,7 +24,7 @@ from tokenmill.files.tree import Tree
 from tokenmill.flow.attempt import is_planning
 from tokenmill.flow.contract import InputFile, Origin, Part, RemoteFile, StageKind, Upstream
 from tokenmill.flow.lineage import source_parts
-from tokenmill.flow.progress import Reporter, format_bytes
+from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import PLANNING, Manifest, StageRecord, complete
 from tokenmill.inputs import (
     LOST_AND_FOUND,
@@ -36,6 +36,7 @@ from tokenmill.inputs import (
     reject_special,
     walk_files,
 )
+from tokenmill.printing import format_bytes
 from tokenmill.selection import Selection, SelectionSource, matches, select
 from tokenmill.typed_json import convert_json
 

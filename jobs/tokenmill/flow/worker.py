@@ -20,18 +20,27 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from itertools import islice
 from typing import Any, NamedTuple
 
-from tokenmill.errors import MachineError, RequestError, Stopped, Superseded, TokenmillError, TransientError
+from tokenmill.errors import (
+    MachineError,
+    RequestError,
+    Stopped,
+    Superseded,
+    TemplateLimit,
+    TokenmillError,
+    TransientError,
+)
 from tokenmill.files.explain import explain_os_errors
 from tokenmill.flow.attempt import list_leftovers, sweep
 from tokenmill.flow.executors import ByteCounter, open_executor
 from tokenmill.flow.metrics import StageMetrics
 from tokenmill.flow.partition import select_units
 from tokenmill.flow.planning import Request, agree_on_plan
-from tokenmill.flow.progress import Reporter, format_bytes
+from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import Completion, Counts, Plan, StageRecord, Unit, complete, record_failure
 from tokenmill.flow.signals import STOP, interruptible, stop_error, stopping_on_signals
 from tokenmill.flow.stage import PreparedStage, Stage, StageRun
 from tokenmill.machine import describe_memory
+from tokenmill.printing import format_bytes
 
 STOP_TIMEOUT_SECONDS = 5.0
 """How long a stopped worker waits for its threads; Kubernetes kills a pod after 30 s by default."""
@@ -254,4 +263,4 @@ def _get_failure(future: Future[Counts], unit: Unit) -> TokenmillError | None:
 
 def _is_fatal(problem: TokenmillError) -> bool:
     """Return whether the next unit would fail in the same way, because the cause is not the unit's input."""
-    return isinstance(problem, MachineError | Superseded | WorkerDied)
+    return isinstance(problem, MachineError | Superseded | TemplateLimit | WorkerDied)

@@ -19,7 +19,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -29,9 +29,10 @@ import xxhash
 
 from tokenmill.errors import VERIFY_HASHES_OPTION, InputError, Stopped, Superseded, TokenmillError, TransientError
 from tokenmill.files.codec import readable_json
-from tokenmill.files.hashing import COPY_CHUNK, update_hash
+from tokenmill.files.hashing import COPY_CHUNK, hash_file, update_hash
 from tokenmill.files.lease import HEARTBEAT_SECONDS, OWNER_FILE, Liveness
 from tokenmill.files.mounts import retry_while_stale
+from tokenmill.files.named_file import add_name, naming
 from tokenmill.files.paths import join_inside
 from tokenmill.files.tree import Tree
 from tokenmill.flow.attempt import LeftoverAttempt, new_attempt_directory
@@ -71,7 +72,7 @@ class OutputFile:
         # Not "ab": the kernel refuses copy_file_range into a file that is open for appending.
         self._file: IO[bytes] = tree.open(path, "r+b" if keep else "wb", buffering=0, single_link=True)
         if keep:
-            os.truncate(self._file.fileno(), keep)
+            self._file.truncate(keep)
             if update_hash(self._digest, path, keep, tree=tree) != keep:
                 raise TokenmillError(
                     f"{path} has fewer than the {keep} bytes in its journal; remove it and run the same command again"
@@ -105,6 +106,7 @@ class OutputFile:
                 moved = os.copy_file_range(source.fileno(), self._file.fileno(), end - offset, offset)
             except OSError as error:
                 if error.errno not in _NO_KERNEL_COPY:
+                    add_name(error, f"copy {source.name} to", self.path)
                     raise
                 self._kernel_copy = False
                 break
@@ -135,6 +137,10 @@ class OutputFile:
         self._digest.update(data)
         self._hashed += len(data)
 
+    def hashed(self) -> str:
+        """Return the xxh3-128 of the bytes that were hashed so far."""
+        return self._digest.hexdigest()
+
     def restart(self) -> None:
         """Discard all bytes; the next byte is the first byte of the file."""
         self._file.truncate(0)
@@ -144,7 +150,8 @@ class OutputFile:
 
     def sync(self) -> None:
         """Make the written bytes durable; a journal must call this before it records them."""
-        os.fdatasync(self._file.fileno())
+        with naming("sync", self.path):
+            os.fdatasync(self._file.fileno())
 
     def describe(self, **fields: Any) -> None:
         """Set fields of this file's entry in the receipt and the manifest."""
@@ -153,12 +160,14 @@ class OutputFile:
     def close(self) -> None:
         """Make the file durable and close it."""
         if not self._file.closed:
-            os.fsync(self._file.fileno())
+            with naming("sync", self.path):
+                os.fsync(self._file.fileno())
             self._file.close()
 
     def abandon(self) -> None:
-        """Close the file without making it durable."""
-        self._file.close()
+        """Close the file without making it durable; an error of this call has no effect on the output."""
+        with suppress(OSError):
+            self._file.close()
 
     def entry(self) -> FileEntry:
         """Return the entry of this file for the receipt."""
@@ -167,7 +176,7 @@ class OutputFile:
                 f"{self.final}: only {self._hashed} of {self.bytes} bytes are hashed. This is a bug in tokenmill: run "
                 "the same command again, and report the bug"
             )
-        return FileEntry(self.final, self.bytes, self._digest.hexdigest(), **self._fields)
+        return FileEntry(self.final, self.bytes, self.hashed(), **self._fields)
 
 
 class Workspace:
@@ -297,6 +306,13 @@ class Workspace:
     def path(self, name: str) -> Path:
         """Return the path of a file in this attempt's directory, such as the journal."""
         return self.directory / name
+
+    def has_bytes(self, name: str, size: int, digest: str | None) -> bool:
+        """Return whether a file of this attempt has at least `size` bytes, the first of which have this xxh3-128."""
+        path = self.path(name)
+        if (self.tree.size(path) or 0) < size:
+            return False
+        return digest is None or hash_file(path, size, tree=self.tree) == digest
 
     def open(self, final: str, *, temporary: str | None = None, keep: int = 0, read_soon: bool = True) -> OutputFile:
         """Open a file that the commit renames to `final` (relative to the output directory); see OutputFile."""

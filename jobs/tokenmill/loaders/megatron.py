@@ -9,15 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tokenmill.data.blend_file import WeightedSource
-from tokenmill.data.dataset_pairs import OpenedDataset, open_pairs
 from tokenmill.data.opening import DEFAULT_SPLIT, SYNTHETIC, Source, parse_source
 from tokenmill.data.pack_source import find_pack
 from tokenmill.data.pair_blend import choose_weights
-from tokenmill.data.split import MEGATRON_NAMES, SPLITS
+from tokenmill.datasets.blend_file import WeightedSource
+from tokenmill.datasets.sources import open_pairs
+from tokenmill.datasets.split import FILE_NAMES, SPLITS
+from tokenmill.datasets.weighted import WeightedDataset
 from tokenmill.errors import RequestError
 from tokenmill.files.codec import content_id, readable_json
 from tokenmill.files.publish import write_atomic
+from tokenmill.files.user_path import local_path
 
 SURPLUS = 0.005
 """Megatron-Core's default of mid_level_dataset_surplus."""
@@ -76,8 +78,7 @@ class MegatronData(NamedTuple):
             flags.append("--eod-mask-loss")
         if self.split is None:
             lists = {
-                key: self.blends[name].flatten() if name in self.blends else None
-                for key, name in MEGATRON_NAMES.items()
+                key: self.blends[name].flatten() if name in self.blends else None for key, name in FILE_NAMES.items()
             }
             path = directory / f"blend-{content_id(lists)}.json"
             write_atomic(path, readable_json(lists))
@@ -235,12 +236,13 @@ def describe_data(
         surplus=surplus,
         mask_eod=mask_eod,
         cache=str(
-            Path(cache) / content_id({name: [entry.content for entry in datasets] for name, datasets in opened.items()})
+            local_path(cache, "cache")
+            / content_id({name: [entry.content for entry in datasets] for name, datasets in opened.items()})
         ),
     )
 
 
-def _open_list(sources: Sequence[WeightedSource], key: str | None) -> list[OpenedDataset]:
+def _open_list(sources: Sequence[WeightedSource], key: str | None) -> list[WeightedDataset]:
     if find_pack(Path(sources[0].path)) is not None:
         raise RequestError(
             f"{sources[0].path} is an output of pack, which GPTDataset does not read; specify an output of tokenmill "
@@ -249,8 +251,8 @@ def _open_list(sources: Sequence[WeightedSource], key: str | None) -> list[Opene
     return open_pairs(list(sources), key)
 
 
-def _blend(datasets: list[OpenedDataset], samples: int | None, *, divided: bool) -> PrefixList:
-    prefixes = [str(pair.prefix) for dataset in datasets for pair in dataset.pairs]
+def _blend(datasets: list[WeightedDataset], samples: int | None, *, divided: bool) -> PrefixList:
+    prefixes = [pair.prefix for dataset in datasets for pair in dataset.pairs]
     weights = choose_weights(datasets, samples)
     if len(prefixes) == 1 and not (divided and datasets[0].weight is not None):
         weights = None  # `open` reads it as one pair, and not as a blend

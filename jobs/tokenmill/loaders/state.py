@@ -12,6 +12,7 @@ import msgspec
 
 from tokenmill.data import DataIdentity, Samples, list_differences
 from tokenmill.errors import RequestError
+from tokenmill.printing import printable
 from tokenmill.typed_json import convert_json, decode_json
 
 FORMAT = 1
@@ -22,6 +23,9 @@ MAX_IDENTITY = 64 << 20
 
 SHOWN_DIFFERENCES = 8
 """Differences that a refusal lists."""
+
+MAX_DIFFERENCE = 500
+"""Characters of a difference that it shows."""
 
 log = logging.getLogger("tokenmill")
 
@@ -80,7 +84,7 @@ def read_state(state: object) -> tuple[LoaderState, DataIdentity]:
     if fingerprint != content.fingerprint:
         raise RequestError(
             f"damaged state of a loader: its identity has the fingerprint {fingerprint}, not "
-            f"{_clean(content.fingerprint)}; use another checkpoint"
+            f"{printable(content.fingerprint, MAX_DIFFERENCE)}; use another checkpoint"
         )
     return content, identity
 
@@ -93,9 +97,12 @@ def check_state(state: object, samples: Samples) -> LoaderState:
             is after their end.
     """
     content, identity = read_state(state)
-    if content.fingerprint != samples.fingerprint():
+    current = samples.identity
+    if identity.documents is None:  # of a version that did not record how batches show documents
+        current = msgspec.structs.replace(current, documents=None, boundary=None)
+    if content.fingerprint != current.fingerprint:
         differences = list_differences(identity, samples.identity)
-        shown = [_clean(difference) for difference in differences[:SHOWN_DIFFERENCES]]
+        shown = [printable(difference, MAX_DIFFERENCE) for difference in differences[:SHOWN_DIFFERENCES]]
         if len(differences) > len(shown):
             shown.append(f"and {len(differences) - len(shown):,} more differences")
         remedy = (
@@ -150,9 +157,3 @@ def log_batch_change(samples: Samples, before: int, now: int) -> None:
         log.warning(
             "%stokenmill data: the global batch was %d samples, and is %d now", mark(samples.identity), before, now
         )
-
-
-def _clean(text: str) -> str:
-    """Return a text from a checkpoint without control characters, shortened."""
-    text = "".join(character if character.isprintable() else "?" for character in text[:500])
-    return text if len(text) < 500 else f"{text}..."

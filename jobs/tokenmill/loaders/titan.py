@@ -2,6 +2,11 @@
 
 torchtitan builds it from its Config, and stores its state in each checkpoint. It reads a batch when it trains that
 batch, so the count of yielded batches is exact.
+
+The arguments of torchtitan decide the form of a batch. Up to release 0.3 they are `seq_len` and `local_batch_size`, and
+tensors have the shape (samples, tokens). From August 2026 on (commit 1b04fc1c3) they are `max_context_length` and
+`num_tokens_per_batch`, and tensors have one dimension: the samples of a batch one after the other, whose positions
+start again with each sample.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +21,13 @@ from tokenmill.loaders.torch import Loader, LoaderMetrics
 
 try:
     import torch
-    from torchtitan.components.dataloader import BaseDataLoader
+
+    try:
+        from torchtitan.components.data.loader import BaseDataLoader
+    except ModuleNotFoundError as error:
+        if error.name not in ("torchtitan.components.data", "torchtitan.components.data.loader"):
+            raise
+        from torchtitan.components.dataloader import BaseDataLoader  # up to release 0.3
 except ModuleNotFoundError as error:
     if error.name not in ("torchtitan", "torch"):
         raise
@@ -26,12 +37,16 @@ except ModuleNotFoundError as error:
 
 
 class TitanLoader(BaseDataLoader):  # type: ignore[misc]
-    """The batches of one data-parallel rank as torchtitan reads them: ({"input": tokens, ...}, labels)."""
+    """The batches of one data-parallel rank as torchtitan reads them: ({"input": tokens, ...}, labels).
+
+    With `max_context_length`, all tensors have one dimension, and "positions" is always among them.
+    """
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):  # type: ignore[misc]
         """The arguments of `tokenmill.data.open`; `dataset_path` is the source, which may be a file of a blend."""
 
+        dataset_path: str | None = None
         samples: int | None = None
         """Samples that the run needs: steps times the global batch."""
         seed: int = 1234
@@ -51,16 +66,33 @@ class TitanLoader(BaseDataLoader):  # type: ignore[misc]
         *,
         dp_world_size: int,
         dp_rank: int,
-        seq_len: int,
-        local_batch_size: int,
+        seq_len: int | None = None,
+        local_batch_size: int | None = None,
+        max_context_length: int | None = None,
+        num_tokens_per_batch: int | None = None,
         **_: object,
     ) -> None:
         """Open the samples; torchtitan calls this through `Config.build`.
 
         Raises:
-            RequestError: the configuration has no source, or `tokenmill.data.open` refuses it.
+            RequestError: the configuration has no source, `tokenmill.data.open` refuses it, or the tokens of a batch
+                are not a multiple of those of a sample.
         """
-        source = config.dataset_path or config.dataset
+        self._flat = max_context_length is not None
+        length = seq_len or max_context_length
+        if length and num_tokens_per_batch:
+            if num_tokens_per_batch % length:
+                raise RequestError(
+                    f"{num_tokens_per_batch} tokens of a microbatch are not divisible by the {length} tokens of a "
+                    "sample; set training.num_tokens_per_microbatch_per_dp_rank to a multiple of "
+                    "training.max_context_length"
+                )
+            local_batch_size = num_tokens_per_batch // length
+        if not length or not local_batch_size:
+            raise TypeError(
+                "TitanLoader needs seq_len and local_batch_size, or max_context_length and num_tokens_per_batch"
+            )
+        source = config.dataset_path or getattr(config, "dataset", None)  # of the Config up to release 0.3
         if not source:
             raise RequestError("the data loader has no source; set dataset_path to an output of tokenmill preprocess")
         if config.documents not in ("none", "positions"):
@@ -70,7 +102,7 @@ class TitanLoader(BaseDataLoader):  # type: ignore[misc]
             )
         samples = open_samples(
             source,
-            seq_length=seq_len,
+            seq_length=length,
             samples=config.samples,
             seed=config.seed,
             split=config.split,
@@ -97,10 +129,12 @@ class TitanLoader(BaseDataLoader):  # type: ignore[misc]
     def __iter__(self) -> "Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]":
         """Yield the batches that are left."""
         for batch in self.loader:
-            inputs = {"input": batch["tokens"]}
-            if self.samples.documents == "positions":
-                inputs["positions"] = batch["position_ids"]
-            yield inputs, batch["labels"]
+            tensors = {"input": cast(Any, batch["tokens"]), "labels": cast(Any, batch["labels"])}
+            if self.samples.documents == "positions" or self._flat:  # positions separate the samples of a flat batch
+                tensors["positions"] = cast(Any, batch["position_ids"])
+            if self._flat:
+                tensors = {name: tensor.flatten() for name, tensor in tensors.items()}
+            yield tensors, tensors.pop("labels")
 
     def state_dict(self) -> dict[str, int | str]:
         """Return the state: the same on all ranks."""
@@ -109,6 +143,10 @@ class TitanLoader(BaseDataLoader):  # type: ignore[misc]
     def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
         """Continue after the samples of a checkpoint (RequestError: it belongs to other samples)."""
         self.loader.load_state_dict(state_dict)
+
+    def close(self) -> None:
+        """End an iteration and its thread."""
+        self.loader.close()
 
     def metrics(self) -> LoaderMetrics:
         """Return the counts since the loader was made."""

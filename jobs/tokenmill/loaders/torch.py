@@ -86,7 +86,17 @@ class MapDataset(Dataset):  # type: ignore[misc]
         return self.__getitems__([number])[0]
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Tensors]:
-        """Return several samples, which are read together; a DataLoader calls this for a batch."""
+        """Return several samples, which are read together; a DataLoader calls this for a batch.
+
+        Raises:
+            RequestError: the list is empty, which a DataLoader cannot combine into a batch.
+        """
+        if len(numbers) == 0:
+            raise RequestError(
+                "this rank has no samples in the last step (drop_last=False), and a DataLoader makes no batch of 0 "
+                "samples; use drop_last=True, fewer ranks, or StreamDataset with batch_size=None, which yields an "
+                "empty batch"
+            )
         batch = read_batch(self.samples, numbers)
         return [{name: tensor[row] for name, tensor in batch.items()} for row in range(len(numbers))]  # type: ignore[index]
 
@@ -195,6 +205,13 @@ class Loader:
     def __iter__(self) -> Iterator[Tensors]:
         """Yield the batches that are left; a second iteration ends the first one."""
         self.close()
+        if self._count and not self._order:
+            log.warning(
+                "%stokenmill data: all %d samples were read, so this iteration has no batches; request more samples, "
+                "or call seek(0)",
+                mark(self.samples.identity),
+                self.consumed,
+            )
         self._batches = _Batches(self.samples, self._order.copy(), self.prefetch, self.pin_memory)
         return self._yield(self._batches)
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from tokenmill.errors import TokenmillError
+from tokenmill.errors import RequestError, TokenmillError
 from tokenmill.files.tree import Tree
+from tokenmill.files.user_path import read_named_file
 from tokenmill.machine import STOP_SIGNALS
 from tokenmill.notify.delivery import DeliveryFailure
 from tokenmill.notify.message import OBJECT_VARIABLE, TEMPLATES, Announcement
@@ -29,6 +30,9 @@ MAX_SECONDS = 10.0
 """Seconds by which announcements may delay the end of a command."""
 STOP_SECONDS = 3.0
 """The same after SIGTERM or Ctrl-C."""
+
+
+MAX_URL_BYTES = 64 << 10
 
 
 class NotifyTarget(NamedTuple):
@@ -86,7 +90,10 @@ class Announcer:
         if target.url_file is not None:
             origin = str(target.url_file)
             try:
-                url = target.url_file.read_text()
+                url = read_named_file(target.url_file, "the URL in", MAX_URL_BYTES).decode()
+            except RequestError as error:
+                self._warn(f"{error}; the end will not be announced")
+                return ""
             except (OSError, ValueError) as error:
                 self._warn(f"cannot read {origin}: {error}; the end will not be announced")
                 return ""

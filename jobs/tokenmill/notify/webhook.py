@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 import requests
 from requests.utils import get_environ_proxies
 
+from tokenmill.errors import RequestError
+from tokenmill.files.credential_files import check_certificates
 from tokenmill.notify.delivery import DeliveryFailure, deliver, temporary_pause
 
 CONNECT_SECONDS = 3.0
@@ -28,6 +30,11 @@ def post(url: str, body: bytes, deadline: float) -> None:
         session.trust_env = False  # no login from ~/.netrc; the environment's proxies and certificates are set here
         session.proxies.update(get_environ_proxies(url))
         session.verify = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE") or True
+        if url.startswith("https:"):
+            try:
+                check_certificates()
+            except RequestError as problem:
+                raise DeliveryFailure(str(problem)) from None
         deliver(lambda: _post_once(session, url, body), deadline)
 
 

@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 
+from tokenmill.datasets.split import FILE_NAMES
 from tokenmill.errors import RequestError
 from tokenmill.files.codec import canonical_json, content_id
 from tokenmill.packing import algorithms
-from tokenmill.packing.blend import ALL, SPLITS, PackBlend, Share, get_shares, repeat
+from tokenmill.packing.blend import ALL, PackBlend, Share, get_shares, repeat
 from tokenmill.packing.options import DROP, SPLIT, TRAINED, PackOptions
 from tokenmill.packing.sources import PackSource, SequenceReader, extend
 
@@ -192,9 +193,8 @@ class AssignmentBuilder:
                     lists[name].append(_Dataset(dataset.name, dataset.weight, table))
                 else:
                     self._notes.append(f"left out {dataset.name}: it has no sequence to pack")
-        splits = (
-            self._divide(lists.pop(ALL)) if ALL in lists else {name: lists[name] for name in SPLITS if name in lists}
-        )
+        named = [name for name in FILE_NAMES if name in lists]
+        splits = self._divide(lists.pop(ALL)) if ALL in lists else {name: lists[name] for name in named}
         if not splits.get("train"):
             dropped = "; ".join(f"{count:,} {reason}" for reason, count in self._dropped.items())
             raise RequestError(
@@ -276,13 +276,13 @@ class AssignmentBuilder:
                 f"{options.shards or 'N'}, and at least one shard is for training; set --shards to "
                 f"{sum(held_out.values()) + 1} or more"
             )
-        divided: dict[str, list[_Dataset]] = {name: [] for name in SPLITS}
+        divided: dict[str, list[_Dataset]] = {name: [] for name in FILE_NAMES}
         for number, dataset in enumerate(datasets):
             shares = {name: count / shards for name, count in held_out.items()}
             for name, table in _split_documents(dataset.table, shares, f"split {options.seed} {number}").items():
                 if len(table):
                     divided[name].append(dataset._replace(table=table))
-        for name in SPLITS:
+        for name in FILE_NAMES:
             if held_out.get(name) and not divided[name]:
                 self._notes.append(f"wrote no {name} split: there are too few documents")
         return divided

@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
+from tokenmill.datasets.split import FILE_NAMES
 from tokenmill.errors import RequestError
+from tokenmill.files.user_path import local_path, read_named_file
 from tokenmill.packing.algorithms import shuffle
 from tokenmill.typed_json import decode_json
 
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
 
 ALL = "all"
 """The name of a list whose datasets --valid-shards and --test-shards divide into splits."""
-
-SPLITS = ("train", "valid", "test")
 
 MAX_REPETITIONS = 1000
 """The largest number of repetitions of a dataset; more are a mistake in the weights."""
@@ -56,7 +56,7 @@ class BlendedDataset:
 
 @dataclass(frozen=True)
 class PackBlend:
-    """The datasets of each list: of ALL, or of the names in SPLITS; `label` names the blend in messages."""
+    """The datasets of each list: of ALL, or of the names in FILE_NAMES; `label` names the blend in messages."""
 
     lists: dict[str, list[BlendedDataset]]
     notes: list[str] = field(default_factory=list)
@@ -99,7 +99,9 @@ def load_blend(path: Path) -> PackBlend:
             f"{path} has {size:,} bytes, but a blend has at most {MAX_BYTES:,}; specify the file that lists the "
             "datasets"
         )
-    data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")  # Windows editors write this mark
+    data = read_named_file(path, "the blend", MAX_BYTES).removeprefix(
+        b"\xef\xbb\xbf"
+    )  # Windows editors write this mark
     try:
         content = decode_json(data, _BlendFile)
         problems = _KeyProblems(data)
@@ -108,7 +110,7 @@ def load_blend(path: Path) -> PackBlend:
             f'{path} is not a blend: {error}; write {{"datasets": [{{"name": "a", "path": "PATH", "weight": 1.0}}]}}, '
             'or such lists with the keys "train", "valid" and "test"'
         ) from error
-    by_split = {name: entries for name in SPLITS if (entries := getattr(content, name)) is not None}
+    by_split = {name: entries for name in FILE_NAMES if (entries := getattr(content, name)) is not None}
     if (content.datasets is None) == (not by_split):
         raise RequestError(
             f'{path} has {"both " if by_split else "neither "}the key "datasets"{" and" if by_split else " nor"} a key '
@@ -157,6 +159,7 @@ def _name_entries(entries: Sequence[_Entry], place: str, path: Path) -> list[Ble
     for number, (entry, last_part) in enumerate(zip(entries, last_parts, strict=True)):
         # Directories often have the same last part, such as chat.
         name = entry.name or (last_part if last_part and last_parts.count(last_part) == 1 else entry.path)
+        local_path(entry.path, f"{place}: the path of dataset {number}")
         if not entry.path or "\0" in entry.path:
             raise RequestError(
                 f"{place}: the path of dataset {number} is {entry.path!r}, but it must be the output directory of "
@@ -185,7 +188,7 @@ def make_blend(lists: dict[str, list[BlendedDataset]], label: str) -> PackBlend:
     """Return the blend of these lists without the datasets of weight 0; `label` names the lists in messages.
 
     Raises:
-        RequestError: a weight is not a positive number, a path is not local, or a dataset has two places.
+        RequestError: a weight is not a positive number, or a dataset has two places.
     """
     notes, kept = list[str](), dict[str, list[BlendedDataset]]()
     places: dict[Path, tuple[str, BlendedDataset]] = {}
@@ -196,11 +199,6 @@ def make_blend(lists: dict[str, list[BlendedDataset]], label: str) -> PackBlend:
             if not math.isfinite(dataset.weight) or dataset.weight < 0:
                 raise RequestError(
                     f"{place}: the weight is {dataset.weight}, but a weight must be a number of at least 0; correct it"
-                )
-            if ":/" in str(dataset.path):
-                raise RequestError(
-                    f"{place}: {dataset.path} is a source, but pack reads outputs of tokenmill chat or preprocess; run "
-                    "one of them first, and write its output directory"
                 )
             if dataset.weight == 0:
                 notes.append(f"left out {dataset.name}: its weight is 0")

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 import msgspec
 
 from tokenmill.errors import VERIFY_HASHES_OPTION
+from tokenmill.files.named_file import open_file
 from tokenmill.flow.contract import FileEntry
 from tokenmill.packing.contract import BLEND, SHARD, PackBasis
 from tokenmill.packing.options import TRAINED
@@ -181,7 +182,7 @@ def _read(path: Path, entry: FileEntry, basis: PackBasis) -> Iterator[_CheckedRo
                     counts = rows.count_values("source", number), rows.count_values("row", number)
                     yield _CheckedRow(ids, mask, starts, *counts)
         return
-    with path.open("rb") as file:
+    with open_file(path) as file:
         for line in iter_lines(file, basis.pack_size):
             row = decode_json(line, StoredRow)
             yield _CheckedRow(row.input_ids, row.loss_mask, row.seq_start_id, len(row.source), len(row.row))

@@ -4,8 +4,8 @@ from typing import Any
 
 from msgspec import field
 
+from tokenmill.datasets.contract import ResolvedTokenizer
 from tokenmill.flow.contract import Count, Hash, Name, Record
-from tokenmill.tokens.contract import ResolvedTokenizer
 
 SHARD, METADATA, BLEND = "shard", "metadata", "blend"
 """The roles of the outputs."""

@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tokenmill.datasets.contract import ResolvedTokenizer
+from tokenmill.datasets.split import FILE_NAMES
 from tokenmill.files.codec import readable_json
 from tokenmill.packing.assignment import Assignment
-from tokenmill.packing.blend import SPLITS
 from tokenmill.packing.contract import ShardFile
 from tokenmill.packing.options import PackOptions
-from tokenmill.tokens.contract import ResolvedTokenizer
 
 METADATA_FILE, BLEND_FILE = "metadata.json", "blend.json"
 
@@ -79,6 +79,6 @@ def encode_blend(output: Path, shards: Mapping[str, Sequence[ShardFile]]) -> byt
         split: [text for shard in shards[split] for text in (str(shard.rows), str(output.absolute() / shard.path))]
         if shards.get(split)
         else None
-        for split in SPLITS
+        for split in FILE_NAMES
     }
     return (json.dumps(lists, indent=1) + "\n").encode()

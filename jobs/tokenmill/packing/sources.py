@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 
+from tokenmill.datasets.dataset import Dataset, make_mask_prefix
 from tokenmill.errors import VERIFY_HASHES_OPTION, InputError, RequestError
 from tokenmill.files.hashing import hash_file
 from tokenmill.files.paths import join_inside
 from tokenmill.flow.contract import FileEntry, Part
-from tokenmill.flow.record import Manifest, Plan, StageRecord
-from tokenmill.tokens.contract import PairBasis, ResolvedTokenizer, parse_basis, parse_tokenizer
-from tokenmill.tokens.dataset import make_mask_prefix
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -61,42 +59,20 @@ class PairFiles:
 
 
 @dataclass(frozen=True)
-class PackSource:
-    """A finished output of an earlier stage that pack reads."""
+class PackSource(Dataset):
+    """A finished output of an earlier stage that pack reads: its number and name in the blend, and the packed key."""
 
     number: int
     name: str
-    record: StageRecord
-    manifest: Manifest
-    key: str | None = None
-
-    @cached_property
-    def basis(self) -> PairBasis:
-        """The parameters of the pairs."""
-        return parse_basis(self._plan)
-
-    @cached_property
-    def tokenizer(self) -> ResolvedTokenizer:
-        """The tokenizer of the ids."""
-        return parse_tokenizer(self._plan)
+    packed_key: str | None
 
     @cached_property
     def template(self) -> Any:
         """The text of the chat template, or None if the pairs are not conversations."""
-        return self._plan.basis.get("template")
+        return self.plan.basis.get("template")
 
     @cached_property
-    def _plan(self) -> Plan:
-        plan = self.record.read_plan()
-        if plan is None or plan.id != self.manifest.content["plan"]:
-            raise RequestError(
-                f"{self.record.plan_path} changed while it was read: another run of {self.record.stage} replaced it; "
-                "wait for that run, and run the same command again"
-            )
-        return plan
-
-    @cached_property
-    def pairs(self) -> list[PairFiles]:
+    def packed_pairs(self) -> list[PairFiles]:
         """The pairs of the key that is packed.
 
         Raises:
@@ -104,9 +80,9 @@ class PackSource:
         """
         basis = self.basis
         keys = [key for key in basis.keys if key != basis.mask]
-        chosen = keys if self.key is None or basis.mask else [key for key in keys if key == self.key]
+        chosen = keys if self.packed_key is None or basis.mask else [self.packed_key] * (self.packed_key in keys)
         if len(chosen) != 1:
-            problem = f"invalid --key {self.key}" if self.key else "--key is missing"
+            problem = f"invalid --key {self.packed_key}" if self.packed_key else "--key is missing"
             raise RequestError(
                 f"{problem}: the keys of {self.record.output} are {', '.join(keys)}, and pack reads one key; choose "
                 "one of them with --key"
@@ -130,49 +106,30 @@ class PackSource:
         return pairs
 
     def _check_sizes(self, pairs: Sequence[PairFiles]) -> None:
-        entries = {entry.path: entry for entry in self.manifest.files}
-        paths = [
-            f"{entry.prefix}.{suffix}"
-            for pair in pairs
-            for entry in (pair.ids, pair.mask)
-            if entry
-            for suffix in ("bin", "idx")
-        ]
-        tree = self.record.tree
-        with tree.keep_open():
-            damaged = [path for path in paths if path not in entries or tree.size(path) != entries[path].bytes]
-        if damaged:
-            raise RequestError(
-                f"{self.record.stage} in {self.record.output} was finished, but {len(damaged)} of the {len(paths)} "
-                f"files that pack reads are missing or have another size now: {', '.join(damaged[:5])}"
-                f"{', ...' if len(damaged) > 5 else ''}; run tokenmill {self._plan.command} again, which makes only "
-                "these files"
-            )
+        prefixes = [entry.prefix for pair in pairs for entry in (pair.ids, pair.mask) if entry]
+        paths = [f"{prefix}.{suffix}" for prefix in prefixes for suffix in ("bin", "idx")]
+        self.check_sizes(paths, "files that pack reads")
 
     @property
     def remedy(self) -> str:
         """The remedy in messages about damaged files."""
-        if self._plan.adopted:
+        if self.plan.adopted:
             return "restore the pair that was adopted, or run the same tokenmill adopt again with --replace"
         return (
-            f"run tokenmill {self._plan.command} again with {VERIFY_HASHES_OPTION}, which makes only the damaged files"
+            f"run tokenmill {self.plan.command} again with {VERIFY_HASHES_OPTION}, which makes only the damaged files"
         )
 
     def check_hash(self, name: str) -> None:
         """Refuse a file of the dataset whose content is not the one that its stage wrote (InputError)."""
-        if hash_file(self.record.output / name, tree=self.record.tree) != self._hashes[name]:
+        if hash_file(self.record.output / name, tree=self.record.tree) != self.hashes[name]:
             raise self.describe_damage(name)
 
     def describe_damage(self, name: str) -> InputError:
         """Return the error for a file with another content."""
         return InputError(
             f"{join_inside(self.record.output, name)} is damaged, or is a file of another dataset: its hash differs "
-            f"from the one in the manifest of {self._plan.command}; {self.remedy}"
+            f"from the one in the manifest of {self.plan.command}; {self.remedy}"
         )
-
-    @cached_property
-    def _hashes(self) -> dict[str, str]:
-        return {entry.path: entry.xxh3_128 for entry in self.manifest.files}
 
     @property
     def identity(self) -> str:
@@ -210,7 +167,7 @@ class SequenceReader:
         import numpy as np
 
         table = np.empty(0, FIELDS)
-        for pair in source.pairs:
+        for pair in source.packed_pairs:
             table = extend(table, self._read_pair(source, pair))
         return table
 
@@ -354,7 +311,7 @@ class _Index(NamedTuple):
 
 
 def _open_index(source: PackSource, entry: FileEntry) -> _Index:
-    from tokenmill.tokens.formats.indexed.reader import open_index
+    from tokenmill.datasets.formats.indexed.reader import open_index
 
     path = join_inside(source.record.output, f"{entry.prefix}.idx")
     index = open_index(path)

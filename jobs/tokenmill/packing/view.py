@@ -10,8 +10,10 @@ from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from tokenmill.datasets.contract import PairBasis, ResolvedTokenizer, parse_basis
 from tokenmill.errors import InputError, RequestError
 from tokenmill.files.hashing import sha256_of
+from tokenmill.files.named_file import open_file
 from tokenmill.files.paths import join_inside
 from tokenmill.flow.contract import FileEntry, StageKind
 from tokenmill.flow.record import Manifest, Plan, StageRecord
@@ -19,7 +21,6 @@ from tokenmill.flow.stage_input import find_records
 from tokenmill.packing.check import REMEDY, StoredRow, find_problems, get_limits, iter_lines
 from tokenmill.packing.contract import SHARD, PackBasis, PackDetails
 from tokenmill.packing.writers.parquet import COLUMNS, ShardReader
-from tokenmill.tokens.contract import PairBasis, ResolvedTokenizer, parse_basis
 from tokenmill.tokens.encoder_store import Encoders
 from tokenmill.tokens.mask_view import MaskedSequence
 from tokenmill.typed_json import decode_json
@@ -108,7 +109,7 @@ def _read_parquet_row(path: Path, number: int, rows: int | None, pack_size: int)
 
 def _read_json_row(path: Path, number: int, _: int | None, pack_size: int) -> StoredRow:
     """Return a line of a file as a row (ValueError)."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         line = next(islice(iter_lines(file, pack_size), number, None), None)
     if line is None:
         raise ValueError("the file has fewer lines")

@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from tokenmill.compare.page import PlotRun
+from tokenmill.compare.plots import PlotRun
 from tokenmill.compare.report import Axis, RunSummary
 
 

@@ -10,7 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from tokenmill.errors import RequestError
+from tokenmill.datasets.contract import ResolvedTokenizer
+from tokenmill.datasets.dataset import Dataset, open_dataset
+from tokenmill.datasets.formats.indexed.check import check_pair
+from tokenmill.datasets.weighted import Pair
+from tokenmill.errors import InputError, RequestError
 from tokenmill.files.explain import TMPDIR, explain_os_errors
 from tokenmill.files.paths import join_inside
 from tokenmill.flow.contract import FileEntry
@@ -28,7 +32,7 @@ from tokenmill.reporting.contract import (
     RejectionReason,
     TokenizerSummary,
 )
-from tokenmill.reporting.lengths import OpenPair, measure_lengths, summarize_lengths, summarize_sources
+from tokenmill.reporting.lengths import measure_lengths, summarize_lengths, summarize_sources
 from tokenmill.reporting.rejected import read_quarantine
 from tokenmill.reporting.stages import (
     ReadStage,
@@ -46,9 +50,7 @@ from tokenmill.reporting.texts import (
 )
 from tokenmill.reporting.usage import MAX_TOKENS, read_ids, summarize_duplicates, summarize_usage
 from tokenmill.stages.registry import CHAT, KINDS, PACK, PREPROCESS
-from tokenmill.tokens.contract import ResolvedTokenizer
-from tokenmill.tokens.dataset import Dataset, open_dataset
-from tokenmill.tokens.formats.indexed.reader import IndexedReader
+from tokenmill.tokens.encoder_store import Encoders
 
 DEFAULT_SEQ_LENGTH = 4096
 
@@ -181,14 +183,15 @@ def _add_pack(report: DatasetReport, record: StageRecord) -> DatasetReport:
     )
 
 
-def _open_pairs(dataset: Dataset) -> list[OpenPair]:
-    pairs, first = list[OpenPair](), 0
+def _open_pairs(dataset: Dataset) -> list[Pair]:
+    pairs = []
     for entry in dataset.pairs:
         prefix = join_inside(dataset.record.output, entry.prefix)
         for suffix in ("bin", "idx"):
             dataset.record.tree.size(f"{entry.prefix}.{suffix}")  # refuses a link
-        pairs.append(OpenPair(prefix, entry, IndexedReader(prefix), first))
-        first += pairs[-1].reader.documents
+        if problems := check_pair(prefix, full=False):
+            raise InputError(str(problems[0].name_stage(dataset.plan.command)))
+        pairs.append(dataset.describe_pair(entry))
     return pairs
 
 
@@ -233,11 +236,12 @@ def _add_pairs(
         missing = sum(pair.documents for pair in dataset.manifest.empty)
         notes.append(f"{missing:,} documents without tokens are in pairs that were not written")
     try:
-        if dataset.record.tree.size(dataset.backend) is None:
+        backend = Encoders(dataset.record).backend(dataset.basis)
+        if dataset.record.tree.size(backend) is None:
             raise RequestError(
-                f"{dataset.backend} is missing; run the same tokenmill {dataset.plan.command} again, which writes it"
+                f"{backend} is missing; run the same tokenmill {dataset.plan.command} again, which writes it"
             )
-        decoder = DatasetDecoder(dataset.backend, pairs, eod)
+        decoder = DatasetDecoder(backend, pairs, eod)
     except RequestError as error:
         if options.tokenizer_compare:
             raise

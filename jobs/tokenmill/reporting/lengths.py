@@ -7,16 +7,15 @@ not depend on the number of documents.
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import NamedTuple
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill.flow.contract import FileEntry
+from tokenmill.datasets.formats.indexed.reader import IndexedReader
+from tokenmill.datasets.weighted import Pair
 from tokenmill.redaction import redact
 from tokenmill.reporting.contract import LengthPercentile, LengthRange, LengthSummary, SourceShare, SourceSummary
-from tokenmill.tokens.formats.indexed.reader import IndexedReader
 
 CHUNK_DOCUMENTS = 1 << 20
 PERCENTILES = (1.0, 5.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9)
@@ -24,15 +23,6 @@ MAX_SOURCES = 200
 """Sources that a report lists; the sum of the others follows."""
 
 Integers = NDArray[np.int64]
-
-
-class OpenPair(NamedTuple):
-    """A pair of a dataset, its path, and the number of its first document through all pairs."""
-
-    prefix: Path
-    entry: FileEntry
-    reader: IndexedReader
-    first: int
 
 
 @dataclass
@@ -58,11 +48,17 @@ def iter_document_lengths(reader: IndexedReader) -> Iterator[tuple[int, Integers
         yield first, np.diff(sums[bounds - bounds[0]])
 
 
-def measure_lengths(pairs: Sequence[OpenPair], longest: int = 0) -> MeasuredLengths:
+def number_documents(pairs: Sequence[Pair]) -> list[tuple[int, Pair]]:
+    """Return each pair with the number of its first document, counted through all pairs."""
+    firsts = accumulate((pair.reader.documents for pair in pairs), initial=0)
+    return list(zip(firsts, pairs, strict=False))
+
+
+def measure_lengths(pairs: Sequence[Pair], longest: int = 0) -> MeasuredLengths:
     """Measure the documents of all pairs in one pass; `longest` is the number of documents to name."""
     result = MeasuredLengths(np.empty(0, np.int64), np.empty(0, np.int64))
     heap: list[tuple[int, int]] = []
-    for pair in pairs:
+    for first_document, pair in number_documents(pairs):
         ends, names = _list_parts(pair)
         tokens_at_end = np.zeros(len(ends), np.int64)
         total = 0
@@ -73,7 +69,7 @@ def measure_lengths(pairs: Sequence[OpenPair], longest: int = 0) -> MeasuredLeng
             tokens_at_end[inside] = total + sums[ends[inside] - first]
             total += int(sums[-1])
             for index in np.argsort(-lengths, kind="stable")[:longest].tolist() if longest else ():
-                item = (int(lengths[index]), -(pair.first + first + index))
+                item = (int(lengths[index]), -(first_document + first + index))
                 if len(heap) < longest:
                     heapq.heappush(heap, item)
                 else:
@@ -89,10 +85,10 @@ def measure_lengths(pairs: Sequence[OpenPair], longest: int = 0) -> MeasuredLeng
     return result
 
 
-def _list_parts(pair: OpenPair) -> tuple[Integers, list[str]]:
+def _list_parts(pair: Pair) -> tuple[Integers, list[str]]:
     """Return the end of each part in documents of the pair, and its source; the last part ends with the pair."""
     ends, names, end = list[int](), list[str](), 0
-    for part in pair.entry.parts or []:
+    for part in pair.parts:
         end = pair.reader.documents if part.count is None else min(end + part.count, pair.reader.documents)
         ends.append(end)
         names.append(part.source)

@@ -82,7 +82,7 @@ def _iter_lines(record: StageRecord, path: str, content: QuarantineContent) -> I
             for line in file:
                 try:
                     yield decode_json(line, RejectedLine)
-                except (msgspec.DecodeError, UnicodeDecodeError):
+                except msgspec.DecodeError:
                     content.unreadable += 1
     except OSError:
         content.unreadable += 1

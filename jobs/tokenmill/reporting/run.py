@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tokenmill.compare.page import build_plots
+from tokenmill.compare.plots import build_plots
 from tokenmill.compare.report import STALL_FACTOR, build_report
 from tokenmill.compare.run import ComparedRun, RunInput, read_run
 from tokenmill.errors import RequestError
@@ -36,7 +36,7 @@ def build_run_report(path: Path, metrics: Path | None = None, seq_length: int | 
     notes: list[str] = []
     run: ComparedRun | None = None
     try:
-        run = read_run(RunInput(path.resolve().name, metrics or path), seq_length)
+        run = read_run(RunInput(path.resolve().name, path, metrics), seq_length)
     except RequestError as error:
         if metrics is not None:
             raise

@@ -7,10 +7,10 @@ import json
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tokenmill.compare.page import PlotLine, PlotRun
+from tokenmill.compare.plots import PlotLine, PlotRun
 from tokenmill.compare.report import RunSummary
-from tokenmill.compare.text import format_count, format_loss, format_seconds, format_share
-from tokenmill.flow.progress import format_bytes
+from tokenmill.compare.text import format_change, format_loss
+from tokenmill.printing import PrintedTable, format_bytes, format_count, format_duration, format_share
 from tokenmill.reporting.contract import (
     ComparedTokenizers,
     DatasetReport,
@@ -31,54 +31,16 @@ MAX_POINT_ROWS = 10
 """Rows of the table of a plot."""
 
 
-class ReportTable(NamedTuple):
-    """A table; `bars` has a share of 1 for each row, which the page draws. `texts` are the columns of text."""
-
-    label: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    bars: Sequence[float] | None = None
-    texts: Sequence[int] = ()
-
-
-class PlottedLine(NamedTuple):
-    """The points of a line, in the order of their positions: tokens, or steps."""
-
-    positions: Sequence[float]
-    values: Sequence[float]
-
-
-class LinePlot(NamedTuple):
-    """A quantity of a run over tokens or steps: all rows and the smoothed line, and the range of the values."""
-
-    title: str
-    axis: str
-    raw: PlottedLine
-    smooth: PlottedLine
-    low: float
-    high: float
-    format: Callable[[float | None], str]
-
-    @property
-    def table(self) -> ReportTable:
-        """Return some points of the smoothed line as a table."""
-        last = len(self.smooth.values) - 1
-        rows = [
-            (format_count(self.smooth.positions[point]), self.format(self.smooth.values[point]))
-            for point in dict.fromkeys(round(part * last / MAX_POINT_ROWS) for part in range(MAX_POINT_ROWS + 1))
-        ]
-        return ReportTable(f"{self.title.lower()}, smoothed", (self.axis, "value"), rows)
-
-
 class ReportSection(NamedTuple):
     """A section of a report."""
 
     title: str
     sentences: Sequence[str]
-    tables: Sequence[ReportTable] = ()
-    plots: Sequence[LinePlot] = ()
+    tables: Sequence[PrintedTable] = ()
     quotes: Sequence[tuple[str, str]] = ()
     """Examples: a title and a text."""
+    has_plots: bool = False
+    """Whether the page shows the plots of the run before the tables."""
 
 
 def list_sections(report: Report) -> list[ReportSection]:
@@ -134,7 +96,7 @@ def _list_dataset_sections(report: DatasetReport) -> list[ReportSection]:
         sections.append(_describe_stages(report.stages))
     if report.lineage:
         rows = [(step.stage, step.place, step.content or "-") for step in report.lineage]
-        table = ReportTable(
+        table = PrintedTable(
             "lineage, from this output back to the source", ("step", "place", "content"), rows, texts=(1, 2)
         )
         sections.append(
@@ -171,13 +133,13 @@ def _describe_size(report: DatasetReport) -> ReportSection:
             ("tokens", f"{pack.tokens:,}"),
             ("filled", format_share(pack.fill)),
         ]
-    tables = [ReportTable("size of the output", ("", ""), rows)]
+    tables = [PrintedTable("size of the output", ("", ""), rows)]
     if len(report.keys) > 1:
         by_key = [
             (key.key, f"{key.pairs:,}", f"{key.documents:,}", f"{key.tokens:,}", format_bytes(key.bytes))
             for key in report.keys
         ]
-        tables.append(ReportTable("totals of each key", ("key", "pairs", "documents", "tokens", "bytes"), by_key))
+        tables.append(PrintedTable("totals of each key", ("key", "pairs", "documents", "tokens", "bytes"), by_key))
     return ReportSection("How large is it?", [f"Output of {report.stage}: {report.state}."], tables)
 
 
@@ -190,7 +152,7 @@ def _describe_sources(sources: SourceSummary) -> ReportSection:
     return ReportSection("Which sources have which share?", [files], tables)
 
 
-def _make_share_table(noun: str, count: int, shares: Sequence[SourceShare]) -> ReportTable:
+def _make_share_table(noun: str, count: int, shares: Sequence[SourceShare]) -> PrintedTable:
     """Return a table of shares, in which the last row is the sum of those that are not shown."""
     shown, hidden = list(shares), shares[MAX_ROWS:]
     if hidden:
@@ -199,7 +161,7 @@ def _make_share_table(noun: str, count: int, shares: Sequence[SourceShare]) -> R
         shown = [*shares[:MAX_ROWS], rest]
     rows = [(entry.name, f"{entry.documents:,}", f"{entry.tokens:,}", format_share(entry.share)) for entry in shown]
     columns = (noun, "documents", "tokens", "share of tokens")
-    return ReportTable(f"shares by {noun}", columns, rows, [entry.share for entry in shown])
+    return PrintedTable(f"shares by {noun}", columns, rows, [entry.share for entry in shown])
 
 
 def _describe_lengths(lengths: LengthSummary) -> ReportSection:
@@ -216,11 +178,11 @@ def _describe_lengths(lengths: LengthSummary) -> ReportSection:
     ]
     highest = max(entry.documents for entry in lengths.histogram) or 1
     columns = ("tokens", "documents", "of documents", "of tokens")
-    histogram = ReportTable(
+    histogram = PrintedTable(
         "histogram of lengths", columns, rows, [entry.documents / highest for entry in lengths.histogram]
     )
     points = [("shortest", f"{lengths.shortest:,}")]
-    points += [(f"{entry.percent:g} %", f"{entry.tokens:,}") for entry in lengths.percentiles]
+    points += [(f"{entry.percent:g}%", f"{entry.tokens:,}") for entry in lengths.percentiles]
     points += [("longest", f"{lengths.longest:,}"), ("mean", f"{lengths.mean:,.1f}")]
     longer = (
         f"{lengths.longer_documents:,} documents ({format_share(_share(lengths.longer_documents, documents))}) are "
@@ -237,7 +199,7 @@ def _describe_lengths(lengths: LengthSummary) -> ReportSection:
     return ReportSection(
         "How long are the documents?",
         sentences,
-        [histogram, ReportTable("percentiles of the lengths", ("percentile", "tokens"), points)],
+        [histogram, PrintedTable("percentiles of the lengths", ("percentile", "tokens"), points)],
     )
 
 
@@ -263,7 +225,7 @@ def _describe_scripts(scripts: ScriptSummary) -> ReportSection:
     if scripts.cut:
         sentences.append(f"{scripts.cut:,} long documents count with their first tokens only.")
     return ReportSection(
-        "How many tokens does a character need?", sentences, [ReportTable("scripts", columns, rows, bars)]
+        "How many tokens does a character need?", sentences, [PrintedTable("scripts", columns, rows, bars)]
     )
 
 
@@ -280,7 +242,7 @@ def _describe_comparison(compared: ComparedTokenizers) -> ReportSection:
             f"{entry.second_tokens:,}",
             _ratio(entry.characters / entry.first_tokens if entry.first_tokens else None),
             _ratio(entry.characters / entry.second_tokens if entry.second_tokens else None),
-            f"{100 * (entry.second_tokens / entry.first_tokens - 1):+.2f} %" if entry.first_tokens else "-",
+            format_change(entry.second_tokens / entry.first_tokens - 1 if entry.first_tokens else None),
         )
         for entry in compared.scripts
     ]
@@ -300,7 +262,7 @@ def _describe_comparison(compared: ComparedTokenizers) -> ReportSection:
         "2 against 1",
     )
     return ReportSection(
-        "Which tokenizer needs fewer tokens?", sentences, [ReportTable("two tokenizers", columns, rows)]
+        "Which tokenizer needs fewer tokens?", sentences, [PrintedTable("two tokenizers", columns, rows)]
     )
 
 
@@ -316,7 +278,7 @@ def _describe_usage(usage: IdUsage) -> ReportSection:
         for entry in shown
     ]
     highest = max((entry.share for entry in shown), default=0.0) or 1.0
-    frequent = ReportTable(
+    frequent = PrintedTable(
         "most frequent ids", ("id", "piece", "count", "share"), rows, [entry.share / highest for entry in shown], (1,)
     )
     ranges = [
@@ -349,7 +311,7 @@ def _describe_duplicates(duplicates: DuplicateSummary) -> ReportSection:
     if duplicates.groups:
         rows = [(f"{group.document:,}", f"{group.copies:,}", f"{group.tokens:,}") for group in duplicates.groups]
         tables.append(
-            ReportTable("groups with the most copies", ("first document", "copies", "tokens of a copy"), rows)
+            PrintedTable("groups with the most copies", ("first document", "copies", "tokens of a copy"), rows)
         )
         sentences.append("tokenmill inspect OUT --document N shows a document.")
     return ReportSection("How many documents are duplicates?", sentences, tables)
@@ -363,7 +325,7 @@ def _describe_rejected(report: DatasetReport) -> ReportSection:
     return ReportSection(
         "Which records were rejected?",
         [f"{total:,} records are in the quarantine."],
-        [ReportTable("reasons of the quarantine", ("stage", "reason", "records"), rows, texts=(1,))],
+        [PrintedTable("reasons of the quarantine", ("stage", "reason", "records"), rows, texts=(1,))],
     )
 
 
@@ -378,8 +340,8 @@ def _describe_stages(stages: list[StageTiming]) -> ReportSection:
             _number(stage.tokens),
             format_bytes(stage.input_bytes),
             format_bytes(stage.output_bytes),
-            format_seconds(stage.busy_seconds),
-            format_seconds(stage.elapsed_seconds),
+            format_duration(stage.busy_seconds),
+            format_duration(stage.elapsed_seconds),
             f"{format_bytes(stage.bytes_per_second)}/s" if stage.bytes_per_second else "-",
             _rate(stage.tokens_per_second, "tokens"),
             f"{stage.units_at_once:,}",
@@ -398,7 +360,7 @@ def _describe_stages(stages: list[StageTiming]) -> ReportSection:
         "refer to it; the elapsed time contains the pauses between commands. Planning is in neither."
     ]
     return ReportSection(
-        "How long did each stage take?", sentences, [ReportTable("time and rates of the stages", columns, rows)]
+        "How long did each stage take?", sentences, [PrintedTable("time and rates of the stages", columns, rows)]
     )
 
 
@@ -426,7 +388,7 @@ def _list_run_sections(report: RunReport) -> list[ReportSection]:
         ReportSection(
             "How often did it start?",
             [f"{number}; {report.verdict}."],
-            [ReportTable("attempts, oldest first", columns, attempts, texts=(4,))] if attempts else [],
+            [PrintedTable("attempts, oldest first", columns, attempts, texts=(4,))] if attempts else [],
         )
     )
     checkpoints = [
@@ -445,7 +407,7 @@ def _list_run_sections(report: RunReport) -> list[ReportSection]:
         ReportSection(
             "Which checkpoints exist?",
             [f"{len(checkpoints):,} checkpoints, oldest first." if checkpoints else "There is no checkpoint."],
-            [ReportTable("checkpoints", saved_columns, checkpoints, texts=(4,))] if checkpoints else [],
+            [PrintedTable("checkpoints", saved_columns, checkpoints, texts=(4,))] if checkpoints else [],
         )
     )
     return sections
@@ -462,34 +424,36 @@ def _describe_metrics(report: RunReport, summary: RunSummary) -> ReportSection:
         ("loss, lowest (smoothed)", format_loss(summary.min_loss)),
         ("tokens/s (median)", format_count(summary.tokens_per_second)),
         ("tokens/s of a GPU", format_count(summary.tokens_per_second_per_gpu)),
-        ("time of a step (median)", format_seconds(summary.step_seconds)),
+        ("time of a step (median)", format_duration(summary.step_seconds)),
         ("data wait", format_share(summary.data_wait)),
-        ("time of all steps", format_seconds(summary.step_time)),
-        ("time from first to last step", format_seconds(summary.wall_time)),
+        ("time of all steps", format_duration(summary.step_time)),
+        ("time from first to last step", format_duration(summary.wall_time)),
         ("NaN or infinite losses", f"{summary.bad_losses:,}"),
         ("skipped iterations", f"{summary.skipped_iterations:,}"),
     ]
-    plots = list[LinePlot]()
-    if report.plots and (lines := report.plots.loss):
-        raw, smooth = (_locate_points(line, axis, report.plots) for line in (lines.raw, lines.smooth))
-        margin = (lines.high - lines.low) * 0.05 or abs(lines.high) * 0.05 or 1.0
-        low = lines.low - margin if lines.low < margin else max(0.0, lines.low - margin)
-        plots.append(LinePlot("Loss", axis, raw, smooth, low, lines.high + margin, format_loss))
-    if report.plots and (lines := report.plots.rate):
-        raw, smooth = (_locate_points(line, axis, report.plots) for line in (lines.raw, lines.smooth))
-        high = 1.05 * lines.high or 1.0
-        plots.append(LinePlot("Throughput, tokens per second", axis, raw, smooth, 0.0, high, format_count))
+    tables = [PrintedTable("numbers of the run", ("", ""), [row for row in rows if row[1] != "-"])]
+    if report.plots and report.plots.loss:
+        tables.append(_list_points("loss", report.plots.loss.smooth, axis, report.plots, format_loss))
+    if report.plots and report.plots.rate:
+        rate = report.plots.rate.smooth
+        tables.append(_list_points("throughput, tokens per second", rate, axis, report.plots, format_count))
     sentences = [f"Read from {source}." for source in summary.sources]
-    table = ReportTable("numbers of the run", ("", ""), [row for row in rows if row[1] != "-"])
-    return ReportSection("How did the training go?", sentences, [table, *(plot.table for plot in plots)], plots)
+    if summary.synthetic:
+        sentences.append("The data is SYNTHETIC: random numbers instead of text.")
+    return ReportSection("How did the training go?", sentences, tables, has_plots=report.plots is not None)
 
 
-def _locate_points(line: PlotLine, axis: str, plots: PlotRun) -> PlottedLine:
-    """Return the points of a line with their positions; without tokens, steps have `step_tokens` tokens each."""
-    if axis == "tokens" and line.tokens is not None:
-        return PlottedLine(line.tokens, line.values)
-    factor = plots.step_tokens or 1.0 if axis == "tokens" else 1.0
-    return PlottedLine([step * factor for step in line.steps], line.values)
+def _list_points(
+    title: str, line: PlotLine, axis: str, plots: PlotRun, format_value: Callable[[float | None], str]
+) -> PrintedTable:
+    """Return some points of a smoothed line as a table."""
+    positions: Sequence[float] = line.steps
+    if axis == "tokens":  # without tokens, a step of the run always has the same number of them
+        positions = line.tokens or [step * (plots.step_tokens or 1.0) for step in line.steps]
+    last = len(line.values) - 1
+    points = dict.fromkeys(round(part * last / MAX_POINT_ROWS) for part in range(MAX_POINT_ROWS + 1))
+    rows = [(format_count(positions[point]), format_value(line.values[point])) for point in points]
+    return PrintedTable(f"{title}, smoothed", (axis, "value"), rows)
 
 
 def _describe_stalls(report: RunReport, summary: RunSummary) -> ReportSection:
@@ -497,12 +461,12 @@ def _describe_stalls(report: RunReport, summary: RunSummary) -> ReportSection:
         return ReportSection("Did it stall?", ["The duration of the steps is unknown."])
     sentences = [
         f"{summary.stalls:,} stalls: steps of more than three times the median duration, after the warm-up. They took "
-        f"{format_seconds(summary.stall_seconds)} more than the median.",
+        f"{format_duration(summary.stall_seconds)} more than the median.",
         f"{summary.restarts:,} restarts repeated steps; {summary.steps_trained_twice:,} steps were trained twice. Time "
-        f"between these attempts: {format_seconds(summary.gap_seconds)}.",
+        f"between these attempts: {format_duration(summary.gap_seconds)}.",
     ]
     tables = []
     if report.stalled:
-        rows = [(f"{step.step:,}", format_seconds(step.seconds)) for step in report.stalled]
-        tables.append(ReportTable("longest steps, the warm-up included", ("step", "duration"), rows))
+        rows = [(f"{step.step:,}", format_duration(step.seconds)) for step in report.stalled]
+        tables.append(PrintedTable("longest steps, the warm-up included", ("step", "duration"), rows))
     return ReportSection("Did it stall?", sentences, tables)

@@ -1,6 +1,7 @@
 """The time and the rates of stages, from the receipts of their units, and the lineage of an output."""
 
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,11 +39,12 @@ def measure_times(receipts: Sequence[Receipt]) -> UnitTimes:
     times.units = sum((end - start).total_seconds() for start, end in spans)
     first, last = spans[0][0], max(end for _, end in spans)
     times.elapsed = (last - first).total_seconds()
-    reached = first
+    reached, busy = first, timedelta()  # which adds without rounding
     for start, end in spans:
         if end > reached:
-            times.busy += (end - max(start, reached)).total_seconds()
+            busy += end - max(start, reached)
             reached = end
+    times.busy = busy.total_seconds()
     # At equal times, an end comes before a start, so that one worker counts as one.
     changes = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans], key=lambda item: item)
     running = 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from tokenmill.datasets.weighted import Pair
 from tokenmill.errors import TokenmillError
 from tokenmill.reporting.contract import (
     ComparedScript,
@@ -21,7 +22,7 @@ from tokenmill.reporting.contract import (
     TokenFrequency,
     TokenizerSummary,
 )
-from tokenmill.reporting.lengths import OpenPair
+from tokenmill.reporting.lengths import number_documents
 from tokenmill.reporting.scripts import find_main_script
 from tokenmill.reporting.usage import SEED
 from tokenmill.tokens.tokenizer import load_backend, resolve_tokenizer
@@ -56,7 +57,7 @@ class TextSample(NamedTuple):
 class DatasetDecoder:
     """The tokenizer of a dataset, and the documents of its pairs."""
 
-    def __init__(self, backend: Path, pairs: Sequence[OpenPair], eod: int | None) -> None:
+    def __init__(self, backend: Path, pairs: Sequence[Pair], eod: int | None) -> None:
         """Load the backend of the tokenizer.
 
         Raises:
@@ -64,12 +65,13 @@ class DatasetDecoder:
         """
         self.tokenizer: Tokenizer = load_backend(backend)
         self._pairs = pairs
+        self._numbered = number_documents(pairs)
         self._eod = eod
 
     def _read(self, number: int, limit: int) -> list[int]:
         """Return the first ids of a document without its EOD, at most one more than `limit`."""
-        pair = next(pair for pair in reversed(self._pairs) if pair.first <= number)
-        ids: list[int] = pair.reader.document(number - pair.first)[: limit + 1].tolist()
+        first, pair = next(numbered for numbered in reversed(self._numbered) if numbered[0] <= number)
+        ids: list[int] = pair.reader.document(number - first)[: limit + 1].tolist()
         return ids[:-1] if ids and ids[-1] == self._eod and len(ids) <= limit + 1 else ids
 
     def decode(self, number: int, limit: int = DOCUMENT_TOKENS) -> str:

@@ -15,6 +15,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from tokenmill.datasets.formats.indexed.reader import DamagedPair
+from tokenmill.datasets.weighted import Pair
 from tokenmill.reporting.contract import (
     DocumentSample,
     DuplicateGroup,
@@ -23,8 +25,7 @@ from tokenmill.reporting.contract import (
     IdUsage,
     TokenFrequency,
 )
-from tokenmill.reporting.lengths import CHUNK_DOCUMENTS, Integers, OpenPair, iter_document_lengths
-from tokenmill.tokens.formats.indexed.reader import DamagedPair
+from tokenmill.reporting.lengths import CHUNK_DOCUMENTS, Integers, iter_document_lengths, number_documents
 
 SEED = 1234
 MAX_TOKENS = 1_000_000_000
@@ -50,7 +51,7 @@ class CountedIds(NamedTuple):
     lengths: NDArray[np.uint32]
 
 
-def read_ids(pairs: Sequence[OpenPair], vocabulary: int, limit: int | None) -> CountedIds:
+def read_ids(pairs: Sequence[Pair], vocabulary: int, limit: int | None) -> CountedIds:
     """Count the ids and hash the documents of all pairs, or of a sample of about `limit` tokens.
 
     Raises:
@@ -62,7 +63,7 @@ def read_ids(pairs: Sequence[OpenPair], vocabulary: int, limit: int | None) -> C
     counts = np.zeros(vocabulary, np.int64)
     is_mixed = len({pair.reader.dtype for pair in pairs}) > 1
     hashes, numbers, lengths = array("Q"), list[Integers](), list[NDArray[np.uint32]]()
-    for pair in pairs:
+    for first_document, pair in number_documents(pairs):
         if share == 1.0:
             for start in range(0, pair.reader.ids.size, CHUNK_TOKENS):
                 counts = _add_ids(pair, counts, pair.reader.ids[start : start + CHUNK_TOKENS])
@@ -71,7 +72,7 @@ def read_ids(pairs: Sequence[OpenPair], vocabulary: int, limit: int | None) -> C
             chosen = np.arange(len(all_lengths))
             if share < 1.0:
                 chosen = np.flatnonzero(random.random(len(all_lengths)) < share)
-            numbers += [pair.first + first + chosen] if share < 1.0 else []
+            numbers += [first_document + first + chosen] if share < 1.0 else []
             lengths.append(all_lengths[chosen].astype(np.uint32))
             for ids in _iter_documents(pair, first + chosen, all_lengths[chosen]):
                 if share < 1.0:
@@ -93,7 +94,7 @@ def read_ids(pairs: Sequence[OpenPair], vocabulary: int, limit: int | None) -> C
     )
 
 
-def _iter_documents(pair: OpenPair, documents: Integers, lengths: Integers) -> Iterator[NDArray[np.int32]]:
+def _iter_documents(pair: Pair, documents: Integers, lengths: Integers) -> Iterator[NDArray[np.int32]]:
     """Yield the ids of documents of a pair, as views of the file."""
     reader = pair.reader
     if not reader.sequences:
@@ -107,7 +108,7 @@ def _iter_documents(pair: OpenPair, documents: Integers, lengths: Integers) -> I
         yield reader.ids[start : start + length]
 
 
-def _add_ids(pair: OpenPair, counts: Integers, ids: NDArray[np.int32]) -> Integers:
+def _add_ids(pair: Pair, counts: Integers, ids: NDArray[np.int32]) -> Integers:
     if not ids.size:
         return counts
     if int(ids.min()) < 0:

@@ -15,8 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from tokenmill.datasets.contract import PREPROCESS, PairBasis, PairDetails, PairSpec, parse_basis, parse_tokenizer
 from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.files.codec import content_id
+from tokenmill.files.named_file import open_file
 from tokenmill.files.paths import safe_name
 from tokenmill.files.tree import Tree
 from tokenmill.flow.contract import (
@@ -38,7 +40,6 @@ from tokenmill.flow.record import Counts, Plan, StageRecord, Unit
 from tokenmill.flow.stage import Stage, StageRun
 from tokenmill.flow.workspace import OutputFile, Workspace
 from tokenmill.inputs import walk_files
-from tokenmill.tokens.contract import PREPROCESS, PairBasis, PairDetails, PairSpec, parse_basis, parse_tokenizer
 from tokenmill.tokens.encoder_store import Encoders
 from tokenmill.tokens.engines import REFERENCE
 from tokenmill.tokens.options import PreprocessOptions, TokenizerOptions
@@ -249,7 +250,7 @@ def _last_tokens(prefix: Path, reporter: Reporter) -> Iterator[_LastToken]:
 
     A damaged pair yields nothing: its unit reports the damage.
     """
-    from tokenmill.tokens.formats.indexed.reader import DamagedPair, IndexedReader
+    from tokenmill.datasets.formats.indexed.reader import DamagedPair, IndexedReader
 
     try:
         reader = IndexedReader(prefix)
@@ -348,7 +349,7 @@ class Adopt(Stage):
 
     def do(self, unit: Unit, workspace: Workspace, shared: None) -> Counts:
         """Check one pair like `verify` and hash it; copy the pair first if the stage has its own output directory."""
-        from tokenmill.tokens.formats.indexed.check import examine
+        from tokenmill.datasets.formats.indexed.check import examine
 
         plan, spec, root = workspace.plan, unit.spec(PairSpec), workspace.input_root
         files = spec.inputs
@@ -402,13 +403,13 @@ def _copy_pair(unit: Unit, files: Sequence[InputFile], workspace: Workspace) -> 
 
     The copy shares blocks with the pair if the file system supports this.
     """
-    from tokenmill.tokens.formats.indexed.check import BLOCK
+    from tokenmill.datasets.formats.indexed.check import BLOCK
 
     outputs = []
     for file, final in zip(files, unit.outputs, strict=True):
         output, size = workspace.open(final, temporary=final, read_soon=False), file.bytes or 0
         outputs.append(output)
-        with (workspace.input_root / file.path).open("rb", buffering=0) as source:
+        with open_file(workspace.input_root / file.path, buffering=0) as source:
             for offset in range(0, size, BLOCK):
                 output.copy_from(source, offset, min(BLOCK, size - offset))
                 workspace.report_progress()
@@ -419,11 +420,11 @@ def _read_blocks(
     files: Sequence[InputFile], outputs: Sequence[OutputFile], workspace: Workspace, path: Path
 ) -> Iterator[bytes]:
     """Yield the blocks of one file of the pair, or of its copy, up to its planned size, and report the progress."""
-    from tokenmill.tokens.formats.indexed.check import BLOCK
+    from tokenmill.datasets.formats.indexed.check import BLOCK
 
     (remaining,) = (file.bytes or 0 for file in files if file.path.endswith(path.suffix))
     copies = [output for output in outputs if output.path == path]
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         while remaining:
             data = stream.read(min(BLOCK, remaining))
             if not data:

@@ -12,21 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tokenmill.chat.contract import CHAT, CHAT_KEY, MASK_KEY, ChatBasis
 from tokenmill.chat.encode import ChatEncoding, Rendering
-from tokenmill.chat.gate import Row, RowCutter, Tokenizer, resolve_rendering
+from tokenmill.chat.gate import Row, Tokenizer
 from tokenmill.chat.options import ChatOptions, make_encoding
-from tokenmill.chat.rows import BadRow
 from tokenmill.chat.template import BUILTIN
+from tokenmill.chat.trial import try_template
 from tokenmill.corpus.blocks import detect_format
 from tokenmill.corpus.readers import first_rows, get_record_unit
 from tokenmill.corpus.unexpected_content import UnexpectedContent
-from tokenmill.errors import InputError, RequestError
+from tokenmill.datasets import formats
+from tokenmill.datasets.contract import CHAT, CHAT_KEY, MASK_KEY, ChatBasis, PairBasis, ResolvedTokenizer
+from tokenmill.errors import InputError, RequestError, TemplateLimit
 from tokenmill.files.hashing import sha256_of
 from tokenmill.flow.record import Plan, StageRecord
 from tokenmill.stages.pairs import FindTokenizer, PairStage
-from tokenmill.tokens import formats
-from tokenmill.tokens.contract import PairBasis, ResolvedTokenizer
 from tokenmill.tokens.encoder_store import Encoders, EncodingMode
 from tokenmill.tokens.options import EncodingOptions
 from tokenmill.tokens.workers.pool import BLOCK
@@ -81,7 +80,7 @@ class Chat(PairStage):
         tokenizer = find_tokenizer(lambda directory: self._render_first_rows(directory, rows))
         encoders = Encoders(StageRecord(self.output, CHAT))
         backend = encoders.directory(tokenizer.fingerprint, EncodingMode(special_tokens=False, split=False))
-        rendering = resolve_rendering(
+        rendering, _ = try_template(
             self.options,
             Tokenizer(self.output / "tokenizer", backend / "backend.json", tokenizer.eod_token, tokenizer.reference),
             rows,
@@ -138,11 +137,11 @@ class Chat(PairStage):
         """
         tokenizer = Tokenizer(directory, directory / "tokenizer.json", None, self.options.tokenizer)
         try:
-            rendering = resolve_rendering(self.options, tokenizer, rows)
+            return try_template(self.options, tokenizer, rows)[1]
+        except TemplateLimit:
+            raise
         except RequestError:
             return []
-        cutter = RowCutter(self.options.encoding(rendering))
-        return [text for row in rows for text in _cut(cutter, row)]
 
     def make_records_encoding(self, plan: Plan) -> ChatEncoding:
         """Return the encoding of a plan."""
@@ -152,20 +151,15 @@ class Chat(PairStage):
 
 
 def limit_work(rows: list[Row]) -> Iterator[Row]:
-    """Yield the first row, and those after it that are rendered in a short time."""
-    work = 0
-    for number, row in enumerate(rows):
-        work += max((len(value) for value in row.value.values() if isinstance(value, list)), default=0) ** 2
-        if number and work > FIRST_WORK:
-            return
-        yield row
-
-
-def _cut(cutter: RowCutter, row: Row) -> Iterator[str]:
-    try:
-        yield from cutter.chunk_texts(row.value, columnar=row.columnar)
-    except BadRow:
-        return
+    """Yield the rows that are rendered in a short time, or the first row if all rows take long."""
+    work, quick = 0, False
+    for row in rows:
+        more = max((len(value) for value in row.value.values() if isinstance(value, list)), default=0) ** 2
+        if work + more <= FIRST_WORK:
+            work, quick = work + more, True
+            yield row
+    if rows and not quick:
+        yield rows[0]
 
 
 def _to_json(rendering: Rendering) -> dict[str, Any]:
@@ -173,7 +167,7 @@ def _to_json(rendering: Rendering) -> dict[str, Any]:
     from msgspec import to_builtins
 
     fields: dict[str, Any] = to_builtins(rendering)
-    return {name: value for name, value in fields.items() if name != "source"}
+    return {name: value for name, value in fields.items() if name != "source" and (name, value) != ("tool_use", None)}
 
 
 def _from_json(source: str | None, fields: dict[str, Any]) -> Rendering:

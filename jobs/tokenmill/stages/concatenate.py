@@ -21,6 +21,7 @@ from tokenmill.corpus import unexpected_content
 from tokenmill.corpus.compression import detect_codec
 from tokenmill.corpus.records import BOM, RecordCounter
 from tokenmill.errors import InputError, RequestError, TransientError
+from tokenmill.files.named_file import open_file
 from tokenmill.flow.background import BackgroundWriter
 from tokenmill.flow.contract import Files, InputFile, InputRange, Part
 from tokenmill.flow.lineage import narrow
@@ -75,7 +76,7 @@ class _ReadBack:
         self._output = output
         self._workspace = workspace
         self._check_inputs = workspace.plan.upstream.maker is not None  # a manifest has their hashes
-        self._file = output.path.open("rb", buffering=0)
+        self._file = open_file(output.path, buffering=0)
         self._buffer = bytearray(BUFFER_BYTES)
         self._digest = xxhash.xxh3_128()
         self._counter = RecordCounter()
@@ -227,7 +228,7 @@ def _append(output: OutputFile, workspace: Workspace, file: InputFile) -> Iterat
     size = file.bytes or 0
     with (
         workspace.reading(file, size) as path,
-        path.open("rb", buffering=0) as source,
+        open_file(path, buffering=0) as source,
     ):
         head = os.pread(source.fileno(), unexpected_content.HEAD_BYTES, 0)
         unexpected_content.reject_unexpected(head, str(path))

@@ -17,11 +17,13 @@ from typing import Any, ClassVar, NamedTuple
 
 import xxhash
 
+from tokenmill.datasets.contract import ResolvedTokenizer
+from tokenmill.datasets.dataset import check_same_tokenizer
 from tokenmill.errors import VERIFY_HASHES_OPTION, InputError, RequestError
 from tokenmill.files.codec import content_id
 from tokenmill.flow.contract import Origin, StageKind, Upstream
 from tokenmill.flow.planning import Request
-from tokenmill.flow.record import Counts, Plan, StageRecord, Unit
+from tokenmill.flow.record import Counts, Manifest, Plan, StageRecord, Unit
 from tokenmill.flow.stage import Stage, StageRun
 from tokenmill.flow.stage_input import FinishedStage, check_exists, find_finished
 from tokenmill.flow.workspace import Workspace
@@ -35,8 +37,8 @@ from tokenmill.packing.options import PackOptions
 from tokenmill.packing.rows import PairReader, Rows, assemble
 from tokenmill.packing.sources import PackSource
 from tokenmill.packing.writers import SHARD_FORMATS, ShardInfo, ShardWriter
+from tokenmill.printing import encodable
 from tokenmill.stages.registry import earlier_kinds
-from tokenmill.tokens.contract import ResolvedTokenizer
 from tokenmill.tokens.encoder_store import Encoders
 
 ASSIGNMENT_FILE = "assignment.bin"
@@ -120,7 +122,7 @@ class Pack(Stage):
                 f"--key {self.options.key}: every input is an output of tokenmill chat, which has one key; leave out "
                 "--key"
             )
-        _check_tokenizers(opened.all)
+        check_same_tokenizer([("", source) for source in opened.all], "a pack")
         if warning := _compare_templates(opened.all):
             run.reporter.warn(warning)
         request = {"input": opened.request(), **self.options.request()}
@@ -154,7 +156,11 @@ class Pack(Stage):
             for dataset in datasets:
                 with _name_place(blend.describe(name, dataset)):
                     record, manifest, more = self._find_pairs(dataset.path)
-                sources[name].append(PackSource(count, dataset.name, record, manifest, self.options.key))
+                    plan = _read_plan(record, manifest)
+                source = PackSource(
+                    record, plan, manifest, number=count, name=dataset.name, packed_key=self.options.key
+                )
+                sources[name].append(source)
                 notes += [*more, f"reading the pairs of {record.stage} in {record.output}"]
                 count += 1
         notes += _check_distinct(blend, sources)
@@ -189,7 +195,6 @@ class Pack(Stage):
         from tokenizers import Tokenizer
 
         backend = Encoders(source.record).backend(source.basis)
-        source.record.tree.size(backend)  # refuses a link
         try:
             token_id: int | None = Tokenizer.from_file(str(backend)).token_to_id(tokenizer.eos_token)
         except Exception as error:  # tokenizers has no other class
@@ -207,7 +212,7 @@ class Pack(Stage):
     def _make_plan(self, opened: OpenedInput, request: dict[str, Any], assignment: Assignment, pad: int) -> Plan:
         options, tokenizer = self.options, opened.all[0].tokenizer
         basis = PackBasis(
-            inputs=assignment.inputs_hash([pair.identity for source in opened.all for pair in source.pairs]),
+            inputs=assignment.inputs_hash([pair.identity for source in opened.all for pair in source.packed_pairs]),
             format=options.format,
             pack_size=options.pack_size,
             fill=options.count,
@@ -246,7 +251,7 @@ class Pack(Stage):
         output = workspace.open(unit.outputs[0])
         info = {"split": spec.split, "epoch": str(spec.epoch), "pack_size": str(basis.pack_size), "count": basis.fill}
         writer = SHARD_FORMATS[basis.format].start(
-            output, ShardInfo(spec.rows, basis.pack_size, [_printable(name) for name in assignment.sources], info)
+            output, ShardInfo(spec.rows, basis.pack_size, [encodable(name) for name in assignment.sources], info)
         )
         try:
             trained = self._write(spec, basis, workspace, writer, assignment, pairs)
@@ -411,17 +416,15 @@ def _describe_missing(path: Path) -> str:
     )
 
 
-def _check_tokenizers(sources: Sequence[PackSource]) -> None:
-    """Raise RequestError for datasets whose ids have different meanings."""
-    first = sources[0]
-    for source in sources[1:]:
-        if source.basis.tokenizer != first.basis.tokenizer:
-            raise RequestError(
-                f"the datasets of a pack must have the same tokenizer: {first.record.output} has "
-                f"{first.tokenizer.reference} ({first.basis.tokenizer[:12]}), {source.record.output} has "
-                f"{source.tokenizer.reference} ({source.basis.tokenizer[:12]}); run tokenmill {source.record.stage} "
-                "again with the same tokenizer"
-            )
+def _read_plan(record: StageRecord, manifest: Manifest) -> Plan:
+    """Return the plan of a finished stage; raise RequestError if another run has replaced it."""
+    plan = record.read_plan()
+    if plan is None or plan.id != manifest.content["plan"]:
+        raise RequestError(
+            f"{record.plan_path} changed while it was read: another run of {record.stage} replaced it; wait for that "
+            "run, and run the same command again"
+        )
+    return plan
 
 
 def _compare_templates(sources: Sequence[PackSource]) -> str | None:
@@ -524,8 +527,3 @@ def _check_ids(rows: Rows, slots: Any, basis: PackBasis, assignment: Assignment)
         f"{assignment.sources[slot['source']]} is not in the vocabulary of {basis.vocabulary:,} ids; run tokenmill "
         "verify on the input, and run its stage again with --verify-hashes"
     )
-
-
-def _printable(name: str) -> str:
-    """Return the name of a source as valid UTF-8."""
-    return name.encode("utf-8", "backslashreplace").decode()

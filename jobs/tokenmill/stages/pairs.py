@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tokenmill.corpus.block_kinds import DEFAULT_ZSTD_WINDOW
+from tokenmill.datasets import formats
+from tokenmill.datasets.contract import PairBasis, PairDetails, PairSpec, ResolvedTokenizer, parse_tokenizer
 from tokenmill.errors import RequestError
 from tokenmill.files.paths import safe_name
 from tokenmill.flow.output_names import check_label, make_distinct, make_flat_name
@@ -27,8 +29,6 @@ from tokenmill.flow.workspace import Workspace
 from tokenmill.machine import describe_memory
 from tokenmill.stages.sources import SourceFiles, SourceStage
 from tokenmill.suffixes import LINE_SUFFIXES, strip_compression
-from tokenmill.tokens import formats
-from tokenmill.tokens.contract import PairBasis, PairDetails, PairSpec, ResolvedTokenizer, parse_tokenizer
 from tokenmill.tokens.encoder_store import Encoders
 from tokenmill.tokens.options import EncodingOptions
 from tokenmill.tokens.records_encoding import RecordEncoding

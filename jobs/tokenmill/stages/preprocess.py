@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tokenmill.corpus.block_kinds import LINES
 from tokenmill.corpus.readers import MAX_SEARCH_BYTES, get_record_unit, read_documents
 from tokenmill.corpus.unexpected_content import CHAT_UNSUPPORTED, UnexpectedContent, suggest_text_format
+from tokenmill.datasets import formats
+from tokenmill.datasets.contract import PREPROCESS, PairBasis, ResolvedTokenizer
 from tokenmill.errors import InputError, RequestError
 from tokenmill.stages.pairs import FindTokenizer, PairStage
-from tokenmill.tokens import formats
-from tokenmill.tokens.contract import PREPROCESS, PairBasis, ResolvedTokenizer
 from tokenmill.tokens.encoder_store import first_texts
 from tokenmill.tokens.options import EncodingOptions, PreprocessOptions
 

@@ -7,10 +7,10 @@ state files of preprocess.
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from tokenmill.chat.contract import CHAT as CHAT  # noqa: PLC0414 - re-exported as one of the stages
+from tokenmill.datasets.contract import CHAT as CHAT  # noqa: PLC0414 - re-exported as one of the stages
+from tokenmill.datasets.contract import PREPROCESS as PREPROCESS  # noqa: PLC0414 - re-exported as one of the stages
 from tokenmill.flow.contract import Files, RemoteFile, StageKind
 from tokenmill.packing.kind import PACK as PACK  # noqa: PLC0414
-from tokenmill.tokens.contract import PREPROCESS as PREPROCESS  # noqa: PLC0414 - re-exported as one of the stages
 from tokenmill.transforms.contract import TRANSFORM as TRANSFORM  # noqa: PLC0414
 
 DOWNLOAD = StageKind("download", RemoteFile)
@@ -28,7 +28,7 @@ class StageEntry(NamedTuple):
     Attributes:
         kind: the name of the stage and the type of its units.
         folder: the directory of its output, relative to its input.
-        next: the usual next command, a template with `tokenmill` and `path`.
+        next: the usual next command, a template with `tokenmill` and `path`; transform has `suggest_next` as well.
         reads: the form of its input. It reads the outputs of all stages before it that have this form.
         writes: the form of its output.
         optional: whether a pipeline skips the stage unless the user requests it.
@@ -44,18 +44,20 @@ class StageEntry(NamedTuple):
     by_line: bool = False
 
 
-_PREPROCESS_NEXT = "{tokenmill} preprocess {path} --tokenizer NAME_OR_DIRECTORY"
+PREPROCESS_NEXT = "{tokenmill} preprocess {path} --tokenizer NAME_OR_DIRECTORY"
 
-_CHAT_NEXT = "{tokenmill} chat {path} --tokenizer NAME_OR_DIRECTORY"
+VERIFY_NEXT = "{tokenmill} verify {path}"
+
+CHAT_NEXT = "{tokenmill} chat {path} --tokenizer NAME_OR_DIRECTORY"
 
 STAGES = (
-    StageEntry(DOWNLOAD, "", _PREPROCESS_NEXT),
-    StageEntry(EXTRACT, "extracted", _PREPROCESS_NEXT, optional=True, by_line=True),
-    StageEntry(CONCATENATE, "concatenated", _PREPROCESS_NEXT, optional=True, by_line=True),
-    StageEntry(TRANSFORM, "transformed", _CHAT_NEXT, optional=True),
-    StageEntry(PREPROCESS, "preprocessed", "{tokenmill} verify {path}", writes="pairs"),
+    StageEntry(DOWNLOAD, "", PREPROCESS_NEXT),
+    StageEntry(EXTRACT, "extracted", PREPROCESS_NEXT, optional=True, by_line=True),
+    StageEntry(CONCATENATE, "concatenated", PREPROCESS_NEXT, optional=True, by_line=True),
+    StageEntry(TRANSFORM, "transformed", CHAT_NEXT, optional=True),
+    StageEntry(PREPROCESS, "preprocessed", VERIFY_NEXT, writes="pairs"),
     StageEntry(CHAT, "chat", "{tokenmill} pack {path}", writes="pairs", optional=True),
-    StageEntry(PACK, "packed", "{tokenmill} verify {path}", reads="pairs", writes="rows", optional=True),
+    StageEntry(PACK, "packed", VERIFY_NEXT, reads="pairs", writes="rows", optional=True),
 )
 
 KINDS = tuple(entry.kind for entry in STAGES)

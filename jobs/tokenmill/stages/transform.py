@@ -1,4 +1,4 @@
-"""transform: JSONL, JSON, Parquet or Arrow -> JSONL with records of another shape, in shards of about equal size.
+"""transform: JSONL, JSON, Parquet or Arrow -> JSONL or Parquet with other records, in shards of about equal size.
 
 Input: the output of download, extract or concatenate, a directory of files, or a source that the stage streams. The
 files may be compressed. preprocess and chat read the output.
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from tokenmill.chat import preference
+from tokenmill.chat.rows import PREFERENCE, BadRow, RowSettings, read_row
 from tokenmill.corpus.block_kinds import LINES, ROWS
 from tokenmill.corpus.blocks import is_columnar
 from tokenmill.corpus.parse import list_names
@@ -24,7 +26,7 @@ from tokenmill.flow.record import REJECTED, Counts, Plan, Unit
 from tokenmill.flow.stage import StageRun
 from tokenmill.flow.stage_input import DataFile, find_records
 from tokenmill.flow.workspace import Workspace
-from tokenmill.stages.registry import TRANSFORM, earlier_kinds
+from tokenmill.stages.registry import CHAT_NEXT, PREPROCESS_NEXT, TRANSFORM, VERIFY_NEXT, earlier_kinds
 from tokenmill.stages.sources import SourceStage
 from tokenmill.transforms.builtin import BuiltinTransform
 from tokenmill.transforms.contract import TransformBasis, TransformSpec
@@ -47,13 +49,15 @@ MAX_OPEN_SHARDS = 64
 """Number of shards that a unit has open at a time."""
 MAX_SHARDS = 1_000_000
 """Number of shards whose numbers have six digits."""
+FIRST_SHARDS = 8
+"""Shards whose first records decide which next command is printed."""
 FIRST_ROWS, FIRST_BYTES = 1000, 1 << 20
 """Records of a file, and bytes that contain them, on which the planner tries the transform."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformRecords(SourceStage):
-    """The stage that applies a function to each record and writes the results as JSONL.
+    """The stage that applies a function to each record and writes the results as JSONL or Parquet.
 
     `function` is a function of a Python program, which replaces the transform of the options. `only` has the numbers of
     the shards to write, or is None for all. `shard_limit` is the maximum number of records that a shard reads, and
@@ -85,6 +89,7 @@ class TransformRecords(SourceStage):
             "transform": str(loaded.call),
             **({"transform_code": loaded.code} if loaded.code else {}),
             "compression": options.compression,
+            **options.output(),
             **options.sharding(),
             **({"format": options.format} if options.format else {}),
             **{name: value for name in ("only", "shard_limit", "limit") if (value := getattr(self, name)) is not None},
@@ -95,7 +100,9 @@ class TransformRecords(SourceStage):
             units = self._plan_units(inputs.files)
             with inputs.open_heads() as paths:
                 _check_rows(paths, loaded, options)
-            basis = TransformBasis(loaded.call.to_json(), options.compression, loaded.code, options.format or "")
+            basis = TransformBasis(
+                loaded.call.to_json(), options.compression, loaded.code, options.format or "", **options.output()
+            )
             return Plan(
                 TRANSFORM.name,
                 request,
@@ -193,6 +200,25 @@ class TransformRecords(SourceStage):
             return
         with self.input.shards(workspace.plan.source.commit, lambda _: None) as shards:
             yield lambda input: shards.fetch(input, workspace.report_progress)
+
+
+def suggest_next(output: Path) -> str:
+    """Return the next command for an output, which the shape of its first records decides; a template as `next`.
+
+    Only a trainer reads the rows of preferences and of prompts without an answer.
+    """
+    settings, read, texts = RowSettings(), 0, 0
+    for path in sorted(output.glob("shard_*"))[:FIRST_SHARDS]:
+        for _, row in first_rows(path, (), FIRST_ROWS, FIRST_BYTES)[0]:
+            texts += isinstance(row.get("text"), str)
+            if preference.is_labelled(row):
+                return VERIFY_NEXT
+            try:
+                read += bool(read_row(row, settings, columnar=is_columnar(path.name, None)))
+            except BadRow as error:
+                if error.code == PREFERENCE:
+                    return VERIFY_NEXT
+    return CHAT_NEXT if read else PREPROCESS_NEXT if texts else VERIFY_NEXT
 
 
 def _count_shards_of_unit(slices: Sequence[FileSlice]) -> int:

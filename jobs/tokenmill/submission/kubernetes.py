@@ -102,14 +102,14 @@ def describe(release: Release) -> str:
     return "".join(f"# {line}\n" for line in header) + objects
 
 
-def install(release: Release) -> str:
-    """Create or upgrade the release, and return what to do next."""
+def install(release: Release, status: str) -> str:
+    """Create or upgrade the release, and return what to do next; `status` is the command that shows the progress."""
     command = [*release.command("upgrade", "--install"), f"--timeout={release.profile.timeout}"]
     run_program(command, HELM_REMEDY, to_text(release.values))
     options = shlex.join(_cluster_options(release.profile, "kube-context"))
     return (
         f"release {release.name} of {release.chart} is installed and writes to {release.output}\n"
-        f"status: tokenmill status {shlex.quote(release.output)} --on PROFILE\n"
+        f"status: {status}\n"
         f"notes:  helm get notes {release.name} {options}\n"
         f"cancel: helm uninstall {release.name} {options}\n"
     )
@@ -126,7 +126,8 @@ class ObjectState(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         """Describe the state in one line."""
-        return f"{self.kind}/{self.name} of Kubernetes: {self.state}{f', {self.details}' if self.details else ''}"
+        details = f", {self.details}" if self.details else ""
+        return f"{self.kind}/{self.name} of Kubernetes: {self.state}{details}, writes to {self.output}"
 
 
 def read_states(output: str, profile: KubernetesProfile) -> list[ObjectState]:

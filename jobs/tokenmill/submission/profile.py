@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from tokenmill.errors import RequestError
+from tokenmill.files.user_path import read_named_file
 from tokenmill.typed_json import convert_json
 
 LOCAL, SLURM, KUBERNETES = "local", "slurm", "kubernetes"
@@ -111,7 +112,7 @@ def read_profile(name: str, command: str, file: Path | None, directory: Path) ->
         RequestError: the file or the table does not exist, or has an unknown or invalid key.
     """
     path = file or directory / PROFILES_FILE
-    tables = _read_tables(path, required=file is not None)
+    tables = _read_tables(path, required=file is not None or name != SLURM)
     table = tables.get(name, {"on": name} if name in _KINDS else None)
     if table is None:
         known = ", ".join([LOCAL, *dict.fromkeys([*_KINDS, *tables])])
@@ -143,11 +144,13 @@ def read_profile(name: str, command: str, file: Path | None, directory: Path) ->
 
 def _read_tables(path: Path, *, required: bool) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(read_named_file(path, "the profiles").decode())
     except FileNotFoundError:
         if not required:
             return {}
-        raise RequestError(f"the file of profiles {path} does not exist; correct --profiles") from None
+        raise RequestError(
+            f"the file of profiles {path} does not exist; write it, or correct --on or --profiles"
+        ) from None
     except OSError as error:
         raise RequestError(f"cannot read the profiles {path}: {error.strerror}; check its permissions") from None
     except ValueError as error:

@@ -6,7 +6,9 @@
 The record contains the ids of the jobs alone. Slurm knows their states, and the receipts of the stages what is done.
 """
 
-import json
+import contextlib
+import hashlib
+import os
 import re
 import shlex
 import sys
@@ -19,13 +21,16 @@ import msgspec
 
 from tokenmill.errors import RequestError
 from tokenmill.files.paths import RECORDS_DIRECTORY
+from tokenmill.files.tree import Tree, UnexpectedEntry
 from tokenmill.submission.call import Submission
-from tokenmill.submission.profile import SlurmProfile
+from tokenmill.submission.profile import COMMANDS, SlurmProfile
 from tokenmill.submission.programs import run_program
 from tokenmill.submission.slurm_job import SlurmJob
 from tokenmill.typed_json import decode_json
 
 JOBS_FILE = "jobs.jsonl"
+MAX_RECORD_BYTES = 16 << 20
+"""Bytes of the record that are read: those of 100,000 jobs."""
 REMEDY = "run this command on a machine with the client programs of Slurm, such as a login node"
 ENDED = frozenset(
     ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
@@ -47,6 +52,7 @@ class JobStates(msgspec.Struct, frozen=True, kw_only=True):
 
     job: str
     stage: str
+    output: str
     states: dict[str, int]
     reasons: list[str]
 
@@ -59,7 +65,7 @@ class JobStates(msgspec.Struct, frozen=True, kw_only=True):
         """Describe the states in one line."""
         counts = ", ".join(f"{count} {state.lower()}" for state, count in self.states.items())
         reasons = f" ({', '.join(self.reasons)})" if self.reasons else ""
-        return f"{self.stage}: job {self.job} of Slurm: {counts}{reasons}"
+        return f"{self.stage}: job {self.job} of Slurm: {counts}{reasons}, writes to {self.output}"
 
 
 def records_directory(output: Path) -> Path:
@@ -98,7 +104,9 @@ def describe(jobs: Sequence[SlurmJob]) -> str:
     for job in jobs:
         variable = job.step.stage.replace("-", "_")
         command = " ".join(["sbatch", "--parsable", *_dependency(f"${previous}" if previous else "")])
-        lines += [f"{variable}=$({command} <<'END-OF-JOB'", job.script.rstrip("\n"), "END-OF-JOB", ")"]
+        script = job.script.rstrip("\n")
+        marker = f"END-OF-JOB-{hashlib.sha256(script.encode()).hexdigest()[:16]}"  # no script contains its own hash
+        lines += [f"{variable}=$({command} <<'{marker}'", script, marker, ")"]
         lines.append(f'echo "{job.step.stage}: job ${variable}"')
         previous = variable
     return "\n".join(lines) + "\n"
@@ -118,8 +126,9 @@ def submit(submission: Submission, jobs: Sequence[SlurmJob]) -> list[SubmittedJo
             f"{active[0].job}"
         )
     scripts = [job.script for job in jobs]
+    tree = Tree(submission.output)
     try:
-        logs.mkdir(parents=True, exist_ok=True)
+        tree.make_directory(logs)
     except OSError as error:
         raise RequestError(
             f"cannot create {logs}, the directory for the logs of the jobs: {error.strerror}; check its permissions"
@@ -141,12 +150,13 @@ def submit(submission: Submission, jobs: Sequence[SlurmJob]) -> list[SubmittedJo
         _cancel(submitted)
         raise
     try:
-        with (logs / JOBS_FILE).open("a") as file:
-            file.write("".join(json.dumps(msgspec.to_builtins(job)) + "\n" for job in submitted))
-    except OSError as error:
+        with tree.open(logs / JOBS_FILE, "ab", single_link=True) as file:
+            file.write(b"".join(msgspec.json.encode(job) + b"\n" for job in submitted))
+    except (OSError, UnexpectedEntry) as error:
         _cancel(submitted)
+        reason = error.strerror if isinstance(error, OSError) else error
         raise RequestError(
-            f"cannot record the jobs in {logs / JOBS_FILE}: {error.strerror}; they are cancelled: free space or check "
+            f"cannot record the jobs in {logs / JOBS_FILE}: {reason}; they are cancelled: free space or check "
             "the permissions, and submit the same command again"
         ) from None
     return submitted
@@ -158,9 +168,17 @@ def _cancel(jobs: Sequence[SubmittedJob]) -> None:
 
 
 def read_submitted(output: Path) -> list[SubmittedJob]:
-    """Return the jobs that were submitted for an output; lines that are damaged are left out."""
+    """Return the jobs that were submitted for an output; lines that are damaged are left out.
+
+    Raises:
+        UnexpectedEntry: the record is a link or a special file.
+    """
+    tree, path = Tree(output), records_directory(output) / JOBS_FILE
     try:
-        lines = (records_directory(output) / JOBS_FILE).read_bytes().splitlines()
+        if tree.is_directory(path):
+            return []
+        with tree.open(path) as file:
+            lines = file.read(MAX_RECORD_BYTES).splitlines()
     except OSError:
         return []
     jobs = []
@@ -169,7 +187,7 @@ def read_submitted(output: Path) -> list[SubmittedJob]:
             job = decode_json(line, SubmittedJob)
         except msgspec.DecodeError:
             continue
-        if re.fullmatch("[0-9]+", job.job):
+        if re.fullmatch("[0-9]{1,20}", job.job) and job.stage in COMMANDS:
             jobs.append(job)
     return jobs
 
@@ -179,17 +197,20 @@ def read_states(output: Path) -> list[JobStates]:
 
     A stage has the state of its last job. Jobs that Slurm no longer knows are left out.
     """
-    outputs = [output, *sorted(path.parents[2] for path in output.glob(f"*/{RECORDS_DIRECTORY}/slurm/{JOBS_FILE}"))]
+    outputs = [output]
+    with contextlib.suppress(OSError), os.scandir(output) as entries:
+        names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        outputs += [output / name for name in names if not name.startswith(".")]
     last = {(folder, job.stage): job for folder in outputs for job in read_submitted(folder)}
     known = []
-    for job in last.values():
+    for (folder, _), job in last.items():
         command = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={job.job}", "--format=%T|%r"]
         answer = run_program(command, REMEDY, required=False)
         tasks = [line.partition("|") for line in (answer or "").splitlines()]
         if tasks:
             reasons = sorted({reason for state, _, reason in tasks if state == "PENDING"} - {"None"})
             states = dict(Counter(state for state, _, _ in tasks))
-            known.append(JobStates(job=job.job, stage=job.stage, states=states, reasons=reasons))
+            known.append(JobStates(job=job.job, stage=job.stage, output=str(folder), states=states, reasons=reasons))
     return known
 
 

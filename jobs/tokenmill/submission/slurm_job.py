@@ -1,5 +1,8 @@
 """The batch script of a job of Slurm.
 
+The file slurm_job.sh is the body of each script, and slurm_setup.sh checks the lines of the profile's setup. `SlurmJob`
+writes the values before the body: the options of sbatch, and variables of the shell.
+
 A script starts the command in a job step (`srun`), and starts it again after a failure. Slurm itself queues the job
 again after a preemption or the loss of a node (`--requeue`). The script does so after the signal before the time limit,
 and when a node of the job is being drained.
@@ -14,6 +17,7 @@ A training decides by the exit code of node 0 alone. Its own count of attempts e
 data stage has a limited number of failures.
 """
 
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +26,8 @@ from tokenmill.errors import RequestError
 from tokenmill.submission.call import Step
 from tokenmill.submission.profile import Container, SlurmProfile
 
+_REFUSED_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Control characters, other ends of lines, and the characters for bytes of a name that is not UTF-8."""
 LOGS = "%x-%A_%a.log"
 TRAINING_LOGS = "%x-%j.log"
 
@@ -50,22 +56,23 @@ class SlurmJob:
             raise RequestError(
                 f"the directory {self.logs} contains %, which sbatch would replace in the names of logs; rename it"
             )
+        command = [*self._container_command(), *self._program, *self.step.command_line]
+        for text in (*self._options(), *self.profile.setup, *self._step_options(), *command):
+            _check_characters(text)
         lines = ["#!/bin/bash", *(f"#SBATCH {shlex.quote(option)}" for option in self._options())]
-        lines += [f"# {self.step.stage}: the command of the user is in the last lines.", *self.profile.setup]
+        lines += [f"# {self.step.stage}: the array `command` has the command of the user."]
+        if self.profile.setup:
+            lines += [_read("slurm_setup.sh"), *self.profile.setup, "trap - ERR"]
         lines += [f"export {name}={shlex.quote(value)}" for name, value in self.profile.environment.items()]
-        body = _TRAINING if self.nodes else _WORKER
-        replacements = {
-            "RETRIES": str(self.profile.retries),
-            "VERDICT": shlex.quote(f"{self.logs}/verdict-"),
-            "SRUN": shlex.join(["srun", *self._step_options()]),
-            "COMMAND": shlex.join([*self._container_command(), *self._program, *self.step.command_line]),
-            "WORKER": ' --worker-index="$SLURM_ARRAY_TASK_ID"' + f" --workers={self.step.workers}"
-            if self.step.workers
-            else "",
-        }
-        for name, text in replacements.items():
-            body = body.replace(f"@{name}@", text)
-        return "\n".join(lines) + "\n" + body
+        worker = f' --worker-index="$SLURM_ARRAY_TASK_ID" --workers={self.step.workers}' if self.step.workers else ""
+        lines += [
+            f"kind={'training' if self.nodes else 'worker'}",
+            f"logs={shlex.quote(str(self.logs))}",
+            f"max_failures={self.profile.retries}",
+            f"step=({shlex.join(['srun', *self._step_options()])})",
+            f"command=({shlex.join(command)}{worker})",
+        ]
+        return "\n".join([*lines, _read("slurm_job.sh")])
 
     @property
     def _program(self) -> tuple[str, ...]:
@@ -114,79 +121,18 @@ class SlurmJob:
         return ["apptainer", "exec", *gpus, *binds, f"--pwd={self.directory}", *container.options, container.image]
 
 
+def _check_characters(text: str) -> None:
+    """Refuse a text with which a line of the script would end, or that no script can contain (RequestError)."""
+    if _REFUSED_CHARACTERS.search(text):
+        raise RequestError(
+            f"{text!r} contains a control character, which a script of Slurm cannot contain; rename the file or the "
+            "directory, write the option in another way, or run the command without --on"
+        )
+
+
 def _mounts(container: Container) -> list[str]:
     return [mount if ":" in mount else f"{mount}:{mount}" for mount in container.mounts]
 
 
-_CONTROL = """
-stopping= failures=0
-trap 'stopping=1; scancel --signal=USR1 "$job" 2>/dev/null' USR1  # before the time limit: the command saves and ends
-trap 'stopping=1' TERM  # scancel or a preemption: the command has received the signal too
-queue_again() {
-  echo "tokenmill: $1: the job is queued again" >&2
-  scontrol requeue "$job" && sleep 300
-  exit 143
-}
-run() {
-  "$@" &
-  local pid=$!
-  while wait "$pid"; code=$?; [ "$code" -gt 128 ] && kill -0 "$pid" 2>/dev/null; do :; done
-}
-"""
-
-_DECIDE = """  state=$(squeue --noheader --jobs="$job" --format=%T) || state=RUNNING  # the controller is away
-  [ "$state" = RUNNING ] || exit 143
-  [ -z "$stopping" ] || queue_again "stopped with exit code $code"
-  if sinfo --noheader --nodes="$SLURM_JOB_NODELIST" --format=%T | grep -q drain; then
-    queue_again "a node is being drained"
-  fi
-"""
-
-_WORKER = (
-    """job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
-export TOKENMILL_RUN=slurm-$SLURM_ARRAY_JOB_ID
-"""
-    + _CONTROL
-    + """while true; do
-  export TOKENMILL_FAILURES=$failures TOKENMILL_MAX_FAILURES=@RETRIES@
-  run @SRUN@ \\
-    @COMMAND@@WORKER@
-  case $code in 0 | 2) exit "$code" ;; esac
-"""
-    + _DECIDE
-    + """  failures=$((failures + 1))
-  if [ "$failures" -gt @RETRIES@ ]; then
-    echo "tokenmill: exit code $code, $failures times: see above, and submit the same command again" >&2
-    exit "$code"
-  fi
-  echo "tokenmill: exit code $code: starting again, failure $failures of @RETRIES@" >&2
-  sleep $((failures * 10)) &
-  wait
-done
-"""
-)
-
-_TRAINING = (
-    """job=$SLURM_JOB_ID
-export TOKENMILL_RUN=slurm-$SLURM_JOB_ID TOKENMILL_NODES=$SLURM_NNODES
-first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-MASTER_ADDR=$(scontrol show node "$first" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')  # on cloud nodes not the name
-export MASTER_ADDR=${MASTER_ADDR:-$first} MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
-verdict=@VERDICT@$SLURM_JOB_ID  # the exit code of node 0, which decides for all nodes
-node='trap : USR1 TERM; "$@"; code=$?; [ "$SLURM_NODEID" != 0 ] || echo "$code" >"$0"; exit "$code"'
-"""
-    + _CONTROL
-    + """while true; do
-  rm -f "$verdict"
-  run @SRUN@ bash -c "$node" "$verdict" \\
-    @COMMAND@
-  [ ! -s "$verdict" ] || code=$(<"$verdict")
-  case $code in 0 | 2) exit "$code" ;; esac
-"""
-    + _DECIDE
-    + """  echo "tokenmill: exit code $code: starting again" >&2
-  sleep 10 &
-  wait
-done
-"""
-)
+def _read(name: str) -> str:
+    return Path(__file__).with_name(name).read_text()

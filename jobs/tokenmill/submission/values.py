@@ -6,26 +6,21 @@ command of the pod with the original one.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from tokenmill.errors import RequestError
+from tokenmill.files.user_path import read_named_file
 from tokenmill.submission.call import Call, OptionValue
 from tokenmill.typed_json import decode_json
 
-_SELECTION = {
-    "include": "dataset.include",
-    "exclude": "dataset.exclude",
-    "split": "dataset.split",
-    "prefer": "dataset.prefer",
-    "from": "dataset.fromStage",
-    "format": "dataset.format",
-    "zstd-window": "dataset.zstdWindow",
-    "processes": "processes",
-}
+_FILES = {name: f"dataset.{name}" for name in ("include", "exclude", "split", "prefer")}
+_READING = {**_FILES, "from": "dataset.fromStage", "format": "dataset.format", "processes": "processes"}
+_WINDOW = {"zstd-window": "dataset.zstdWindow"}
 _RUN = {"replace": "replace", "verify-hashes": "verifyHashes"}
 _RECORDS = {
+    **_WINDOW,
     "sample": "dataset.sampleFiles",
     "revision": "dataset.revision",
     "max-record-size": "dataset.maxRecordSize",
@@ -35,6 +30,7 @@ _RECORDS = {
 _ENCODING = {
     "target-files": "dataset.targetFiles",
     "name": "dataset.name",
+    "tokenizer": "tokenizer.name",
     "tokenizer-revision": "tokenizer.revision",
     "tokenizer-source": "tokenizer.source",
     "special-in-text": "tokenizer.specialInText",
@@ -44,7 +40,7 @@ _ENCODING = {
 }
 VALUES: dict[str, dict[str, str]] = {
     "download": {
-        **{name: _SELECTION[name] for name in ("include", "exclude", "split", "prefer")},
+        **_FILES,
         **_RUN,
         "sample": "dataset.sampleFiles",
         "revision": "dataset.revision",
@@ -53,42 +49,48 @@ VALUES: dict[str, dict[str, str]] = {
         "deadline": "dataset.deadlineSeconds",
         "stall-seconds": "dataset.stallSeconds",
     },
-    "extract": {**_SELECTION, **_RUN},
+    "extract": {**_READING, **_WINDOW, **_RUN},
     "concatenate": {
-        **{name: place for name, place in _SELECTION.items() if name != "zstd-window"},
+        **_READING,
         **_RUN,
         "target-files": "dataset.targetFiles",
         "name": "dataset.name",
     },
     "transform": {
-        **_SELECTION,
+        **_READING,
         **_RUN,
         **_RECORDS,
         "transform": "function.name",
+        "set": "function.arguments",
         "shard-size": "shards.size",
         "shards": "shards.number",
         "compression": "shards.compression",
+        "output-format": "shards.format",
     },
     "preprocess": {
-        **_SELECTION,
+        **_READING,
         **_RUN,
         **_RECORDS,
         **_ENCODING,
         "txt-document": "dataset.txtDocument",
+        "keys": "dataset.keys",
         "append-eod": "tokenizer.appendEod",
         "special-tokens": "tokenizer.specialTokens",
     },
     "chat": {
-        **_SELECTION,
+        **_READING,
         **_RUN,
         **_RECORDS,
         **_ENCODING,
         "messages": "dataset.messages",
         "tools": "dataset.tools",
+        "role-map": "dataset.roleMap",
+        "chat-template": "dataset.chatTemplate",
         "train": "train.turns",
         "train-reasoning": "train.reasoning",
         "train-tool-calls": "train.toolCalls",
         "train-end": "train.end",
+        "stop-tokens": "train.stopTokens",
         "tool-arguments": "rows.toolArguments",
         "empty-answer": "rows.emptyAnswer",
         "unrendered": "rows.unrendered",
@@ -122,7 +124,7 @@ VALUES: dict[str, dict[str, str]] = {
         "test-shards": "shards.test",
     },
 }
-"""The value of each option with a plain value, by stage and flag."""
+"""The place of each option in the values, by stage and flag."""
 
 REFUSED = {
     "endpoint": "set HF_ENDPOINT in the ConfigMap tokenmill-environment instead",
@@ -240,7 +242,7 @@ def _divide(values: Values, options: Mapping[str, OptionValue], stages: list[str
             _set(values, f"{stage}.enabled", value=stage in stages)
     known: set[str] = set()
     for stage in stages:
-        names = VALUES[stage].keys() | _SPECIAL.get(stage, set())
+        names = set(VALUES[stage])
         if stage not in ("download", stages[0]):  # later stages read all files of the stage before them
             names -= {"sample", "revision"}
         if stage == "pack":
@@ -261,36 +263,20 @@ def _divide(values: Values, options: Mapping[str, OptionValue], stages: list[str
         raise RequestError(f"--{name} has no value in the charts: {REFUSED.get(name, 'remove it')}")
 
 
-_SPECIAL = {
-    "preprocess": {"tokenizer", "keys"},
-    "chat": {"tokenizer", "role-map", "chat-template"},
-    "transform": {"transform", "set"},
-}
-"""Options whose value in the charts has another form."""
-
-
 def _option_values(stage: str, options: Mapping[str, OptionValue], mount: Mount) -> Values:
     values: Values = {}
     for name, value in options.items():
+        if name not in VALUES[stage]:
+            raise RequestError(f"--{name} has no value in the charts: {REFUSED.get(name, 'remove it')}")
         if name == "tokenizer":
             _set_tokenizer(values, str(value), mount)
-        elif name == "keys":
-            _set(values, "dataset.keys", str(value).split(","))
-        elif name == "role-map":
-            _set(values, "dataset.roleMap", dict(part.split("=", 1) for part in str(value).split(",")))
-        elif name == "set" and isinstance(value, list):
-            _set(values, "function.arguments", dict(part.split("=", 1) for part in value))
-        elif name == "chat-template":
-            _set(values, "dataset.chatTemplate", _read_template(str(value), mount))
-        elif name == "transform":
-            _set(values, "function.name", value)
+            continue
+        convert = _CONVERSIONS.get(name)
+        _set(values, VALUES[stage][name], convert(value, mount) if convert else value)
+        if name == "transform":
             module = Path(f"{str(value).partition(':')[0]}.py")
             if ":" in str(value) and module.is_file():
-                _set(values, "function.source", module.read_text())
-        elif name in VALUES[stage]:
-            _set(values, VALUES[stage][name], value)
-        else:
-            raise RequestError(f"--{name} has no value in the charts: {REFUSED.get(name, 'remove it')}")
+                _set(values, "function.source", read_named_file(module, "--transform").decode())
     return values
 
 
@@ -314,9 +300,22 @@ def _read_template(template: str, mount: Mount) -> str:
     if PurePosixPath(template).is_relative_to(mount.path):
         return mount.relative(template, "--chat-template")
     try:
-        return Path(template).read_text()
+        return read_named_file(Path(template), "--chat-template").decode()
     except OSError as error:
         raise RequestError(f"cannot read --chat-template {template}: {error.strerror}; correct the path") from None
+
+
+def _parse_pairs(parts: Any) -> dict[str, str]:
+    return dict(part.split("=", 1) for part in parts)
+
+
+_CONVERSIONS: dict[str, Callable[[OptionValue, Mount], Any]] = {
+    "keys": lambda value, _: str(value).split(","),
+    "role-map": lambda value, _: _parse_pairs(str(value).split(",")),
+    "set": lambda value, _: _parse_pairs(value),
+    "chat-template": lambda value, mount: _read_template(str(value), mount),
+}
+"""The options whose value in the charts has another form than on the command line."""
 
 
 def train_values(settings: Mapping[str, Any], mount: Mount) -> Values:
@@ -362,7 +361,7 @@ def _relative_parts(parts: Any, mount: Mount) -> Any:
 
 def read_settings_file(path: Path) -> Mapping[str, Any]:
     """Return the content of a settings file, which `training.settings.read_settings` has checked."""
-    content: Mapping[str, Any] = decode_json(path.read_bytes())
+    content: Mapping[str, Any] = decode_json(read_named_file(path, "the settings"))
     return content
 
 

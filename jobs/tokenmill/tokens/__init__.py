@@ -13,14 +13,11 @@
     encoders             load the encoder of an engine, with a guard
     engines              the registry of engines: fastokens, gigatoken, hf
     special_tokens       count special tokens in texts
-    contract             the records of plans and journals
     stream               fetch shards of a remote source while the stage runs
     unit_tokenizer       tokenize one unit: read its files, write its pairs
     workers              encoder processes, and the shared memory for their blocks
     assemble             Megatron-LM's rules for empty text and EOD
-    formats              output formats; `formats.indexed` writes and reads `.bin` and `.idx`
-    dataset              read, check and decode the finished pairs
 
 Planning: options -> tokenizer_files -> tokenizer -> resolve -> gate -> encoder_store (cache skips resolve and gate).
-Work: unit_tokenizer -> workers (encoders, special_tokens) -> assemble -> formats.
+Work: unit_tokenizer -> workers (encoders, special_tokens) -> assemble -> `datasets.formats`.
 """

@@ -3,8 +3,8 @@
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.datasets.formats.indexed.reader import Array
 from tokenmill.errors import RequestError
-from tokenmill.tokens.formats.indexed.reader import Array
 
 
 def assemble(

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tokenmill.errors import RequestError
 from tokenmill.files.codec import read_json, readable_json
+from tokenmill.files.lease import remove_abandoned
 from tokenmill.files.private_cache import open_cache
 from tokenmill.files.tree import Tree
 
@@ -45,11 +46,12 @@ def load(key: str) -> dict[str, bytes] | None:
 
 
 def store(key: str, files: dict[str, bytes]) -> None:
-    """Store an entry; the names must not contain a slash."""
+    """Store an entry; a name is a relative path."""
     tree = open_cache(create=True)
     if tree is None:
         return
     try:
+        remove_abandoned(tree, f"tokenizers/{key}")
         for name, data in files.items():
             tree.write_atomic(f"tokenizers/{key}/{name}", data)
         index = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}

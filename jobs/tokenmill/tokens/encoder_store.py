@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tokenmill.corpus.readers import first_documents
+from tokenmill.datasets.contract import PairBasis, parse_basis, parse_tokenizer
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.files.codec import content_id, read_json, readable_json
 from tokenmill.files.hashing import has_sha256, sha256_of
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import Plan, StageRecord
 from tokenmill.tokens import merges
-from tokenmill.tokens.contract import PairBasis, parse_basis, parse_tokenizer
 from tokenmill.tokens.gate import Verdict, fallback_warning, is_installed
 from tokenmill.tokens.options import EncodingOptions, PreprocessOptions
 from tokenmill.tokens.tokenizer import (
@@ -78,9 +78,11 @@ class Encoders:
         return self.record.directory / "encoders" / f"{fingerprint[:16]}{'-split' if mode.split else ''}"
 
     def backend(self, basis: PairBasis) -> Path:
-        """Return the backend JSON with all tokens of a plan's tokenizer."""
+        """Return the backend JSON with all tokens of a plan's tokenizer, which decodes ids to text."""
         mode = encoding_mode(basis)
-        return self.directory(basis.tokenizer, mode) / ("full.json" if mode.split else "backend.json")
+        path = self.directory(basis.tokenizer, mode) / ("full.json" if mode.split else "backend.json")
+        self.record.tree.size(path)  # refuses a link
+        return path
 
     def ready(self, plan: Plan, encoder: str) -> bool:
         """Return whether the output contains the plan's tokenizer, and a valid verdict for the encoder."""

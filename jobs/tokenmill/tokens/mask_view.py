@@ -17,7 +17,7 @@ from tokenmill.files.paths import join_inside
 from tokenmill.tokens.tokenizer import load_backend
 
 if TYPE_CHECKING:
-    from tokenmill.tokens.dataset import Dataset, Document
+    from tokenmill.datasets.dataset import Dataset, Document
 
 BEGIN_MARK, END_MARK = "\u27e6", "\u27e7"
 """The brackets around trained text without colour."""
@@ -69,7 +69,7 @@ def read_masked_document(dataset: "Dataset", document: "Document") -> list[Maske
         RequestError: the dataset has no masks.
         InputError: the mask has other sequences than the document.
     """
-    from tokenmill.tokens.formats.indexed.reader import IndexedReader
+    from tokenmill.datasets.formats.indexed.reader import IndexedReader
 
     record, prefix = dataset.record, dataset.get_mask_prefix(document.pair)
     if prefix is None:

@@ -4,14 +4,24 @@ Such a stage passes a RecordEncoding in the Task of the encoder processes. Each 
 then passes it the records of each block. `chat.encode` implements both protocols.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from tokenmill.errors import RequestError
     from tokenmill.tokens.engines.base import Encoder
+
+
+MAX_KEY = 60
+"""Characters of a key in the name of a count."""
+
+
+def shorten_key(key: str) -> str:
+    """Return a key of a record for the name of a count: printable, and not too long."""
+    return ascii(key[:MAX_KEY])[1:-1] + ("..." if len(key) > MAX_KEY else "")
 
 
 class EncodedRows(NamedTuple):
@@ -35,8 +45,14 @@ class EncodedRows(NamedTuple):
 class RecordEncoder(Protocol):
     """A RecordEncoding that an encoder process has loaded."""
 
-    def encode(self, rows: Sequence[dict[str, Any]], *, columnar: bool) -> EncodedRows:
-        """Encode records; `columnar` records come from Parquet or Arrow, which fills absent fields with null."""
+    def encode(
+        self, rows: Sequence[dict[str, Any]], *, columnar: bool, begin: "Callable[[int | None], None]"
+    ) -> EncodedRows:
+        """Encode records; `columnar` records come from Parquet or Arrow, which fills absent fields with null.
+
+        The function calls `begin` with the index of each record before the rule reads it, and with None afterwards: a
+        signal in between belongs to this record.
+        """
 
 
 class RecordEncoding(Protocol):
@@ -45,6 +61,12 @@ class RecordEncoding(Protocol):
     @property
     def columns(self) -> tuple[str, ...]:
         """The fields that the rule reads: of a Parquet or Arrow file, only these columns are read."""
+
+    def limit_process(self) -> None:
+        """Let the operating system limit what the rule may do in this process, an encoder process, before `load`."""
+
+    def explain_signal(self, number: int, *, during_record: bool) -> "RequestError | None":
+        """Return the error of an encoder process that a signal ended, or None if the rule is not the cause."""
 
     def load(self, encoder: "Encoder", backend: Path) -> RecordEncoder:
         """Load the rule; `encoder` encodes its texts, and `backend` is the path of the tokenizer's backend JSON."""

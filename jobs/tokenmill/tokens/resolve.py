@@ -30,6 +30,7 @@ from tokenmill.tokens.encoders import optimize_backend
 from tokenmill.tokens.engines.base import EncoderUnavailable, template_ids
 from tokenmill.tokens.gate import adversarial_texts, code_point_probes, write_gate_files
 from tokenmill.tokens.sentencepiece_model import SentencePieceModel, find_only_model
+from tokenmill.tokens.tokenizer_files import ADDITIONAL_TEMPLATES
 
 EOD_TOKENS = (
     "<|end_of_text|>",
@@ -269,9 +270,14 @@ def _write(work: Path, backend: Any, tokens: dict[str, Any], vocabulary: Any, na
         shutil.copy(source / "tokenizer.json", written)
     else:
         backend.save(str(written / "tokenizer.json"))
-    for other in ("chat_template.jinja", "generation_config.json", *sentencepiece_model.MODEL_NAMES):
+    for other in (
+        *("chat_template.jinja", "chat_template.json", "generation_config.json"),
+        *sentencepiece_model.MODEL_NAMES,
+    ):
         if (source / other).exists():
             shutil.copy(source / other, written)
+    if (source / ADDITIONAL_TEMPLATES).exists():
+        shutil.copytree(source / ADDITIONAL_TEMPLATES, written / ADDITIONAL_TEMPLATES)
     config: dict[str, Any] = {}
     if (source / "tokenizer_config.json").exists():
         config = json.loads((source / "tokenizer_config.json").read_bytes())

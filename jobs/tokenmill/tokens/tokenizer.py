@@ -24,12 +24,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tokenmill.datasets.contract import ResolvedTokenizer as ResolvedTokenizer  # noqa: PLC0414 - part of this module's interface
 from tokenmill.errors import MachineError, RequestError, TokenmillError, TransientError
 from tokenmill.files.codec import content_id, readable_json
 from tokenmill.files.explain import TMPDIR, explain_os_errors
 from tokenmill.files.publish import write_atomic
 from tokenmill.tokens import cache, engines, merges
-from tokenmill.tokens.contract import ResolvedTokenizer as ResolvedTokenizer  # noqa: PLC0414 - part of this module's interface
 from tokenmill.tokens.gate import (
     Verdict,
     child_environment,
@@ -242,6 +242,7 @@ def _resolve_in_scratch(
         work = Path(temporary)
         (work / "tokenizer").mkdir()
         for name, data in files.items():
+            (work / "tokenizer" / name).parent.mkdir(exist_ok=True)
             (work / "tokenizer" / name).write_bytes(data)
         selected = _select_texts(texts(work / "tokenizer") if callable(texts) else texts)
         request = request | {"texts": selected}
@@ -251,7 +252,8 @@ def _resolve_in_scratch(
         if (work / "full.json").exists():
             backends["full.json"] = (work / "full.json").read_bytes()
         if (work / "written").is_dir():
-            files = {path.name: path.read_bytes() for path in sorted((work / "written").iterdir())}
+            written = [path for path in sorted((work / "written").rglob("*")) if path.is_file()]
+            files = {path.relative_to(work / "written").as_posix(): path.read_bytes() for path in written}
         return TokenizerResolution(files, backends, fields, special_tokens, verdict)
 
 

@@ -16,7 +16,9 @@ from urllib.parse import quote
 
 from tokenmill.corpus.retry import RetryableError, RetryPolicy
 from tokenmill.errors import RequestError, TransientError
+from tokenmill.files.explain import is_temporary
 from tokenmill.files.hashing import sha256_of
+from tokenmill.files.user_path import local_path
 from tokenmill.flow.contract import RemoteFile
 
 VOCABULARY_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")
@@ -28,10 +30,19 @@ KNOWN_FILES = frozenset(
         "special_tokens_map.json",
         "added_tokens.json",
         "chat_template.jinja",
+        "chat_template.json",
         "config.json",
         "generation_config.json",
     )
 )
+ADDITIONAL_TEMPLATES = "additional_chat_templates"
+"""The directory of the named chat templates besides chat_template.jinja."""
+
+_TEMPLATE_NAME = re.compile(rf"{ADDITIONAL_TEMPLATES}/[A-Za-z0-9][\w.-]{{0,99}}\.jinja", re.ASCII)
+
+MAX_ADDITIONAL_TEMPLATES = 64
+"""Number of named chat templates; the largest known one is below 10."""
+
 MAX_FILE_BYTES = 128 << 20
 """Maximum size of a tokenizer file; the largest known file (Gemma, 262,144 entries) has 33 MB."""
 
@@ -45,7 +56,7 @@ T = TypeVar("T")
 
 def local_directory(reference: str, revision: str | None) -> Path | None:
     """Return the directory of a reference, or None for a Hub name; an existing directory has priority."""
-    path = Path(reference)
+    path = local_path(reference, "tokenizer")
     if reference and path.is_dir():
         if revision:
             raise RequestError(
@@ -63,6 +74,23 @@ def local_directory(reference: str, revision: str | None) -> Path | None:
     return None
 
 
+def is_known_file(name: str) -> bool:
+    """Return whether a file with this path below the directory of a tokenizer belongs to it."""
+    return name in KNOWN_FILES or _TEMPLATE_NAME.fullmatch(name) is not None
+
+
+def list_known_files(directory: Path) -> list[str]:
+    """Return the paths below a directory of the files that belong to its tokenizer."""
+    templates = sorted(f"{ADDITIONAL_TEMPLATES}/{path.name}" for path in (directory / ADDITIONAL_TEMPLATES).glob("*"))
+    templates = [name for name in templates if is_known_file(name)]
+    if len(templates) > MAX_ADDITIONAL_TEMPLATES:
+        raise RequestError(
+            f"{directory / ADDITIONAL_TEMPLATES} has {len(templates):,} templates, more than the maximum of "
+            f"{MAX_ADDITIONAL_TEMPLATES}; remove those that the model does not use"
+        )
+    return sorted(name for name in (*KNOWN_FILES, *templates) if (directory / name).is_file())
+
+
 def read_directory(directory: Path) -> dict[str, bytes]:
     """Return the content of the known files of a directory, by name."""
     return _map_known_files(directory, Path.read_bytes)
@@ -76,12 +104,13 @@ def hash_directory(directory: Path) -> dict[str, str]:
 def _map_known_files(directory: Path, function: Callable[[Path], T]) -> dict[str, T]:
     results = {}
     try:
-        for name in sorted(KNOWN_FILES):
+        for name in list_known_files(directory):
             path = directory / name
-            if path.is_file():
-                _check_size(name, path.stat().st_size, str(directory))
-                results[name] = function(path)
+            _check_size(name, path.stat().st_size, str(directory))
+            results[name] = function(path)
     except OSError as error:
+        if is_temporary(error):
+            raise
         raise RequestError(
             f"cannot read the tokenizer file {error.filename}: {error.strerror}; grant this user read access, or copy "
             "the file again"
@@ -121,9 +150,9 @@ def fetch(name: str, revision: str | None, endpoint: str | None) -> tuple[str, d
     branch = revision or "main"
     commit = call_hub(lambda: hub.resolve_commit(branch), subject, policy, revision=branch, fallback_hint=fallback_hint)
     tree = call_hub(
-        lambda: hub.list_files(commit, recursive=False), subject, policy, revision=branch, fallback_hint=fallback_hint
+        lambda: hub.list_files(commit, recursive=True), subject, policy, revision=branch, fallback_hint=fallback_hint
     )
-    entries = [entry for entry in tree if entry.path in KNOWN_FILES]
+    entries = [entry for entry in tree if is_known_file(entry.path)]
     _check_complete({entry.path for entry in entries}, f"{name} at {branch}")
 
     def download(entry: RemoteFile) -> bytes:

@@ -7,7 +7,7 @@ disk; a later attempt resumes there.
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,21 +17,22 @@ from tokenmill.corpus.block_kinds import ROWS
 from tokenmill.corpus.blocks import open_blocks
 from tokenmill.corpus.quarantine import Quarantine, how_to_correct
 from tokenmill.corpus.readers import get_record_unit, make_bad_record_error, reject_mismatch
+from tokenmill.datasets import formats
+from tokenmill.datasets.contract import MASK_DTYPE, PairSpec, parse_basis
+from tokenmill.datasets.formats.base import Destination, Format
 from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.files.codec import read_json, readable_json
-from tokenmill.flow.contract import InputFile, InputRange, Part
+from tokenmill.flow.contract import Count, Hash, InputFile, InputRange, Part, Record
 from tokenmill.flow.lineage import narrow
-from tokenmill.flow.record import Counts, Unit
+from tokenmill.flow.record import UNREAD_PREFIX, Counts, Unit
 from tokenmill.flow.workspace import Workspace
-from tokenmill.tokens import formats
-from tokenmill.tokens.contract import MASK_DTYPE, Journal, PairSpec, parse_basis
-from tokenmill.tokens.formats.base import Destination, Format
+from tokenmill.tokens.records_encoding import shorten_key
 from tokenmill.tokens.workers.encoder_process import Segment
-from tokenmill.tokens.workers.pool import BLOCK
+from tokenmill.tokens.workers.pool import BLOCK, MAX_SEGMENTS
 
 if TYPE_CHECKING:
     from tokenmill.corpus.block_kinds import ReadSettings
-    from tokenmill.tokens.formats.base import Writer
+    from tokenmill.datasets.formats.base import Writer
     from tokenmill.tokens.options import EncodingOptions
     from tokenmill.tokens.records_encoding import RecordEncoding
     from tokenmill.tokens.stream import Shards
@@ -41,8 +42,26 @@ if TYPE_CHECKING:
 SPECIAL = "special_in_text"
 """Key of the count of special tokens in texts, in receipts and manifests whose texts contain any."""
 
+MAX_UNREAD = 100
+"""Number of unread keys that a receipt counts by their names; it counts all others together."""
+
 JOURNAL_SECONDS = 1.0
 """Minimum seconds between two writes of the journal, because each one syncs the files, which takes milliseconds."""
+
+JOURNAL_FACTOR = 20
+"""Minimum time between two writes, as a multiple of the CPU time of the last one: a journal names each file."""
+
+
+class Journal(Record, frozen=True):
+    """The progress of an attempt at a unit; `columns` has the format's state for each key."""
+
+    done: Count
+    columns: list[dict[str, int | str]]
+    rejected_bytes: Count
+    counts: dict[str, Count]
+    parts: list[Part]
+    inputs: list[InputRange]
+    rejected_hash: Hash | None = None
 
 
 class SpecialTokenLocation(NamedTuple):
@@ -100,10 +119,11 @@ class TokenizationContext:
 
 @dataclass
 class _File:
-    """The progress of an input file: what has been encoded and counted."""
+    """The progress of an input file: what has been encoded and counted; `unread` are columns that are not read."""
 
     input: InputFile
     path: Path
+    unread: Sequence[str] = ()
     first: int = 0
     records: int = 0
     lines: int = 0
@@ -133,7 +153,7 @@ class UnitTokenizer:
         self.done = 0
         self.parts: list[Part] = []
         self.writers: list[Writer] = []
-        self.journal_time = time.monotonic()
+        self.next_journal = time.monotonic() + JOURNAL_SECONDS
         self._pending: deque[tuple[Slot, list[_Piece]]] = deque()
         self._slot: Slot | None = None
         self._pieces: list[_Piece] = []
@@ -169,7 +189,7 @@ class UnitTokenizer:
                 )
             ) as blocks,
         ):
-            file, begins, compressed = _File(input, path), True, 0
+            file, begins, compressed = _File(input, path, blocks.unread), True, 0
             while True:
                 slot = self._current_slot()
                 begin = self._pieces[-1].segment.end if self._pieces else 0
@@ -180,7 +200,8 @@ class UnitTokenizer:
                 segment = Segment(begin, end, blocks.kind, begins)
                 self._pieces.append(_Piece(file, segment, blocks.compressed - compressed, blocks.finished))
                 begins, compressed = False, blocks.compressed
-                if blocks.kind == ROWS or not blocks.finished or end > limit // 2:
+                full = end > limit // 2 or len(self._pieces) == MAX_SEGMENTS
+                if blocks.kind == ROWS or not blocks.finished or full:
                     self._submit()
                 if blocks.finished:
                     break
@@ -214,11 +235,15 @@ class UnitTokenizer:
         slot, pieces = self._pending.popleft()
         paths = ", ".join(str(piece.file.path) for piece in pieces[:3])
         try:
-            columns, segments, message = slot.result()
+            columns, segments, problem = slot.result()
         except TransientError as error:
             raise TransientError(f"{paths}: {error}") from error
-        if message:
-            raise RequestError(f"{paths}: {message}")
+        if problem:
+            if self.shared.records and (place := slot.place):
+                piece = pieces[place.segment]
+                unit = get_record_unit(piece.file.path, self.shared.reading, piece.segment.kind)
+                paths = f"{piece.file.path}, {unit} {piece.file.lines + place.line:,}"
+            raise type(problem)(f"{paths}: {problem}") from problem
         for piece, encoded in zip(pieces, segments, strict=True):
             self._count(piece, encoded)
         for key, writer, column in zip(self.basis.keys, self.writers, columns, strict=True):
@@ -229,7 +254,7 @@ class UnitTokenizer:
         self._share.release(slot)
         self.workspace.report_progress(sum(piece.compressed for piece in pieces))
         more = self.done < len(self.spec.inputs)
-        if pieces[-1].last and more and time.monotonic() - self.journal_time > JOURNAL_SECONDS:
+        if pieces[-1].last and more and time.monotonic() > self.next_journal:
             self._write_journal()
 
     def _write(self, key: str, writer: "Writer", column: "Column", slot: "Slot") -> None:
@@ -268,6 +293,8 @@ class UnitTokenizer:
             file.refused += (file.records + bad.record for bad in encoded.dropped)
             self._add_counts({"dropped": len(encoded.dropped)})
         self._add_counts(encoded.counts)
+        if encoded.documents:
+            self._add_counts({f"{UNREAD_PREFIX}{shorten_key(name)}": encoded.documents for name in file.unread})
         if special_count := encoded.counts.get(SPECIAL, 0):
             self.shared.special_tokens.append((special_count, None))
         if encoded.special_count:
@@ -284,7 +311,11 @@ class UnitTokenizer:
 
     def _add_counts(self, counts: Mapping[str, int]) -> None:
         for name, count in counts.items():
-            self.counts[name] = self.counts.get(name, 0) + count
+            key = name
+            if name.startswith(UNREAD_PREFIX) and name not in self.counts:
+                unread = sum(other.startswith(UNREAD_PREFIX) for other in self.counts)
+                key = name if unread < MAX_UNREAD else f"{UNREAD_PREFIX}(others)"
+            self.counts[key] = self.counts.get(key, 0) + count
 
     def _count_special(self, file: _File, segment: Segment, encoded: "EncodedSegment") -> None:
         """Count the special tokens in the text; raise InputError if --special-in-text is fail."""
@@ -338,12 +369,14 @@ class UnitTokenizer:
                 return None
         except ValueError:  # missing, written by an earlier version, or damaged: it may not match the files
             return None
-        if (tree.size(self.workspace.path("rejected")) or 0) < journal.rejected_bytes:
+        rejected = journal.rejected_bytes
+        if rejected and not self.workspace.has_bytes("rejected", rejected, journal.rejected_hash):
             return None
         return journal
 
     def _write_journal(self) -> None:
         """Make the written data durable, then record its size in the journal."""
+        started = time.thread_time()
         rejects = self._quarantine.file
         if rejects:
             rejects.sync()
@@ -354,9 +387,11 @@ class UnitTokenizer:
             self.counts,
             self.parts,
             self.workspace.inputs,
+            rejects.hashed() if rejects else None,
         )
         self.workspace.tree.write_atomic(self.workspace.path("journal.json"), readable_json(journal.to_json()))
-        self.journal_time = time.monotonic()
+        pause = max(JOURNAL_SECONDS, JOURNAL_FACTOR * (time.thread_time() - started))
+        self.next_journal = time.monotonic() + pause
 
     def _finish(self) -> Counts:
         """Complete the files of each key."""

@@ -13,7 +13,8 @@ from pathlib import Path
 from socket import gethostname
 
 from tokenmill.errors import RequestError
-from tokenmill.training.checkpoints.repair import TRACKER
+from tokenmill.printing import format_bytes
+from tokenmill.training.checkpoints.repair import TRACKER, measure_aside
 from tokenmill.training.convert.initial_weights import find_problems as find_initial_weight_problems
 from tokenmill.training.data.datasets import TrainingData
 from tokenmill.training.frameworks import FRAMEWORKS, find_framework_problems, find_program, model_bytes
@@ -24,6 +25,7 @@ from tokenmill.training.planner.memory import (
     activation_bytes,
     checkpoint_bytes,
     count_parameters,
+    format_parameters,
 )
 from tokenmill.training.settings import MEGATRON_LM, Settings
 
@@ -60,6 +62,7 @@ def check_run(settings: Settings, data: TrainingData, *, machine: bool) -> Prefl
         *_check_evaluation(settings, data),
         *_check_sft(settings),
         *find_framework_problems(settings),
+        *_check_experts(settings),
         *_check_memory(settings, layout),
         *_check_initial_weights(settings, data, layout),
     ]
@@ -123,6 +126,19 @@ def _check_framework(settings: Settings) -> list[str]:
     return problems
 
 
+def _check_experts(settings: Settings) -> list[str]:
+    """Check the rule of Megatron-LM's TransformerConfig for a router that chooses one expert."""
+    model, arguments = settings.model, " ".join(settings.extra_args).replace("=", " ")
+    if not model.num_experts or model.experts_per_token != 1 or settings.trainer.framework != MEGATRON_LM:
+        return []
+    if "--moe-router-pre-softmax" in arguments or "--moe-router-score-function sigmoid" in arguments:
+        return []
+    return [
+        "expertsPerToken is 1, which Megatron-LM supports only if the router normalizes before it chooses: set a "
+        "larger expertsPerToken, or add --moe-router-pre-softmax to extraArgs"
+    ]
+
+
 def _can_save_asynchronously(settings: Settings) -> bool:
     """Return whether the trainer's interpreter can import the package for Megatron-LM's asynchronous saves."""
     arguments = " ".join(settings.extra_args).replace("=", " ")
@@ -146,9 +162,9 @@ def _can_import(settings: Settings, package: str) -> bool:
 
 def _describe_run(settings: Settings, layout: Layout) -> list[str]:
     count = count_parameters(layout)
-    active = f", {count.active / 1e9:.3g} B active" if layout.experts else ""
+    active = f", {format_parameters(count.active)} active" if layout.experts else ""
     messages = [
-        f"model {settings.model.name}: {count.total / 1e9:.3g} B parameters{active}; {layout.world} GPUs = "
+        f"model {settings.model.name}: {format_parameters(count.total)} parameters{active}; {layout.world} GPUs = "
         f"tensor {layout.tensor} x pipeline {layout.pipeline} x context {layout.context} x data {layout.data_parallel}"
         f"; batch {layout.global_batch:,} = {layout.micro_batches} micro-batches of {layout.micro_batch} on each; "
         f"{model_bytes(settings, layout) / GIB:.1f} GiB of weights and optimizer and "
@@ -173,11 +189,6 @@ def _check_intervals(settings: Settings) -> list[str]:
         problems.append(
             f"saveInterval {checkpoint.save_interval:,} is above iterations {training.iterations:,}: the run would not "
             "save a checkpoint before its end; remove it, or lower it"
-        )
-    if checkpoint.keep < 2:
-        problems.append(
-            f"checkpoint.keep is {checkpoint.keep}: an interrupted save needs an older complete checkpoint; set it to "
-            "2 or more"
         )
     warmup, decay = training.warmup_iterations or 0, training.decay_iterations or 0
     if warmup >= decay:
@@ -310,15 +321,20 @@ def _check_disk(settings: Settings, layout: Layout) -> tuple[list[str], list[str
             f"uid {os.getuid()}"
         ], []
     size = checkpoint_bytes(layout)
+    unfinished, aside = measure_aside(path)
+    free += unfinished  # a start deletes it when space is short
     if free < size and not any(path.glob("iter_*")):
         return [
-            f"a checkpoint has {size / 1e9:.1f} GB, but {path} has only {free / 1e9:.1f} GB of free space; free space "
-            "there, or use a larger volume"
+            f"a checkpoint has {format_bytes(size)}, but {path} has only {format_bytes(free)} of free space; "
+            "free space there, or use a larger volume"
         ], []
-    required = (settings.checkpoint.keep + 1) * size
+    keep = settings.checkpoint.keep
+    existing = min(keep, sum(1 for _ in path.glob("iter_*")))
+    required = (keep + 1 - existing) * size
     if free < required:
+        more = f"; {format_bytes(aside)} are in {path}/.tokenmill/aside until the next save" if aside else ""
         return [], [
-            f"warning: {settings.checkpoint.keep} checkpoints and the next save need {required / 1e9:.1f} GB; {path} "
-            f"has {free / 1e9:.1f} GB of free space"
+            f"warning: {keep} checkpoints and the next save need {format_bytes(required)} in addition to the "
+            f"{existing} existing ones; {path} has {format_bytes(free)} of free space{more}"
         ]
     return [], []

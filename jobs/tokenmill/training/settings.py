@@ -6,15 +6,14 @@
 """
 
 import math
-import os
-import stat
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from tokenmill.errors import RequestError
-from tokenmill.files.tree import describe_file_type
+from tokenmill.files.explain import is_temporary
+from tokenmill.files.user_path import local_path, read_named_file
 from tokenmill.training import DEFAULT_ITERATIONS, SEQUENCES_PER_GPU
 from tokenmill.training.model import Model, describe_validation_error
 from tokenmill.training.planner.layout import Layout
@@ -120,7 +119,8 @@ class CheckpointSettings(Section, frozen=True):
 
     path: str
     save_interval: int | None = None
-    keep: int = 2
+    keep: Annotated[int, msgspec.Meta(ge=2)] = 2
+    """Number of checkpoints to keep; an interrupted save needs an older complete one."""
     asynchronous: bool = False
     fully_reshardable: bool = False
     """Allow other tensor, pipeline and expert parallelism on resume; data parallelism may always change."""
@@ -271,8 +271,10 @@ def read_settings(path: Path) -> Settings:
         RequestError: the file does not exist, is not JSON, or has an unknown, missing or invalid key.
     """
     try:
-        data = _read_regular_file(path)
+        data = read_named_file(path, "the settings")
     except OSError as error:
+        if is_temporary(error):
+            raise
         raise RequestError(
             f"cannot read the settings {path}: {error.strerror}; check the path and its permissions"
         ) from None
@@ -284,23 +286,6 @@ def read_settings(path: Path) -> Settings:
         ) from None
     except msgspec.DecodeError as error:
         raise RequestError(f"invalid settings {path}: the file is not valid JSON: {error}; correct the file") from None
-
-
-def _read_regular_file(path: Path) -> bytes:
-    """Return the content of a regular file.
-
-    Symbolic links are followed, because a mounted ConfigMap consists of links. Pipes are refused, because reading one
-    could block forever.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        mode = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            raise RequestError(f"the settings {path} are {describe_file_type(mode)}: pass the path of a regular file")
-        with os.fdopen(os.dup(descriptor), "rb") as file:
-            return file.read()
-    finally:
-        os.close(descriptor)
 
 
 def derive_settings(settings: Settings) -> Settings:
@@ -316,6 +301,7 @@ def derive_settings(settings: Settings) -> Settings:
     """
     model, parallel, training = settings.model, settings.parallelism, settings.training
     _check_ranges(settings)
+    _check_paths(settings)
     for flag in (argument.partition("=")[0] for argument in settings.extra_args):
         if flag in RESERVED_FLAGS:
             raise RequestError(f"extraArgs contains {flag}, which tokenmill controls: {RESERVED_FLAGS[flag]}")
@@ -358,6 +344,22 @@ def _largest_divisor(micro_batch: int, batch_per_copy: int) -> int:
     while micro_batch > 1 and batch_per_copy % micro_batch:
         micro_batch //= 2
     return micro_batch
+
+
+def _check_paths(settings: Settings) -> None:
+    """Raise RequestError for the address of a bucket in place of a path; `training.data` checks those of datasets."""
+    paths = {
+        "checkpoint.path": settings.checkpoint.path,
+        "checkpoint.loadPath": settings.checkpoint.load_path,
+        "dataset.cachePath": settings.dataset.cache_path,
+        "logs.path": settings.logs.path,
+        "trainer.programs": settings.trainer.programs,
+        "trainer.script": settings.trainer.script,
+    }
+    if settings.sft is not None:
+        paths["sft.tokenizerPath"] = settings.sft.tokenizer_path
+    for key, path in paths.items():
+        local_path(path or "", key)
 
 
 def _check_ranges(settings: Settings) -> None:

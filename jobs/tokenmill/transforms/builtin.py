@@ -15,6 +15,10 @@ NO_SYSTEM_TEXT = ""
 """Content of the system message that `megatron_sft` adds: Megatron-LM begins a conversation at a system message."""
 
 _MEGATRON_ROLES = ("system", "user", "assistant")
+_SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
+_MESSAGE_LISTS = ("messages", "conversations")
+_PAIR = ("context", "completions")
+_LABELS = {True: True, False: False, "true": True, "false": False}
 
 
 @dataclass(frozen=True)
@@ -133,8 +137,9 @@ def nemo_gym(*, messages: str = "messages", tools: str = "tools") -> Transform:
 def preference(*, prompt: str = "prompt", chosen: str = "chosen", rejected: str = "rejected") -> Transform:
     """Return a transform to the preference rows of NeMo-RL: {context, completions: [{rank, completion}, ...], ...}.
 
-    It reads such rows, and rows with a prompt and two answers as TRL has them: texts or lists of messages. The answers
-    may repeat the prompt, and the key of the prompt may be absent. Both answers must continue one context.
+    It reads such rows, and rows with a prompt and two answers as TRL and LLaMA-Factory have them: texts, messages or
+    lists of messages. The answers may repeat the prompt, and the key of the prompt may be absent. Both answers must
+    continue one context.
     """
 
     def transform(record: Record) -> Record | None:
@@ -142,12 +147,10 @@ def preference(*, prompt: str = "prompt", chosen: str = "chosen", rejected: str 
         if pair is None:
             return None
         context, answers = pair
-        used = (prompt, chosen, rejected, "context", "completions")
-        other = {key: value for key, value in record.items() if key not in used}
         return {
             "context": context,
             "completions": [{"rank": rank, "completion": completion} for rank, completion in answers],
-            **other,
+            **_get_others(record, _find_prompt(record, prompt, chosen), chosen, rejected, *_PAIR),
         }
 
     return _describe("preference", transform, prompt=prompt, chosen=chosen, rejected=rejected)
@@ -167,16 +170,128 @@ def binary_preference(*, prompt: str = "prompt", chosen: str = "chosen", rejecte
         context, answers = pair
         better, worse = (_get_text(completion) for _, completion in sorted(answers, key=lambda answer: answer[0]))
         single = len(context) == 1 and context[0].keys() == {"role", "content"} and context[0]["role"] == "user"
-        used = (prompt, chosen, rejected, "context", "completions")
-        other = {key: value for key, value in record.items() if key not in used}
         return {
             "prompt": context[0]["content"] if single else context,
             "chosen": better,
             "rejected": worse,
-            **other,
+            **_get_others(record, _find_prompt(record, prompt, chosen), chosen, rejected, *_PAIR),
         }
 
     return _describe("binary_preference", transform, prompt=prompt, chosen=chosen, rejected=rejected)
+
+
+def dpo(*, prompt: str = "prompt", chosen: str = "chosen", rejected: str = "rejected") -> Transform:
+    """Return a transform to the preference rows of TRL: {prompt, chosen, rejected, ...}, each a list of messages.
+
+    It reads the rows that `preference` reads.
+    """
+
+    def transform(record: Record) -> Record | None:
+        pair = _read_pair(record, prompt, chosen, rejected)
+        if pair is None:
+            return None
+        context, answers = pair
+        better, worse = (completion for _, completion in sorted(answers, key=lambda answer: answer[0]))
+        others = _get_others(record, _find_prompt(record, prompt, chosen), chosen, rejected, *_PAIR)
+        return {"prompt": context, "chosen": better, "rejected": worse, **others}
+
+    return _describe("dpo", transform, prompt=prompt, chosen=chosen, rejected=rejected)
+
+
+def kto(*, prompt: str = "prompt", completion: str = "completion", label: str = "label") -> Transform:
+    """Return a transform to the KTO rows of TRL: {prompt, completion, label, ...}, the first two as lists of messages.
+
+    It reads rows with a prompt and a completion as texts or lists of messages, and rows with messages that end with the
+    answer. The label is true for a good answer; `kto_tag` is another name of it.
+    """
+
+    def transform(record: Record) -> Record | None:
+        labelled = _read_labelled(record, prompt, completion, label)
+        if labelled is None:
+            return None
+        context, answer, good = labelled
+        others = _get_others(record, _find_prompt(record, prompt), completion, label, "kto_tag")
+        return {"prompt": context, "completion": answer, "label": good, **others}
+
+    return _describe("kto", transform, prompt=prompt, completion=completion, label=label)
+
+
+def good_answers(
+    *,
+    prompt: str = "prompt",
+    chosen: str = "chosen",
+    rejected: str = "rejected",
+    completion: str = "completion",
+    label: str = "label",
+) -> Transform:
+    """Return a transform from preference data to {prompt, completion, ...}, which the stage chat reads.
+
+    Of two answers it keeps the better one. It drops a row whose label says that its answer is a bad one.
+    """
+
+    def transform(record: Record) -> Record | None:
+        if (pair := _read_pair(record, prompt, chosen, rejected)) is not None:
+            context, answers = pair
+            answer, good = min(answers, key=lambda answer: answer[0])[1], True
+        elif (labelled := _read_labelled(record, prompt, completion, label)) is not None:
+            context, answer, good = labelled
+        else:
+            return None
+        used = (chosen, rejected, completion, label, "kto_tag", *_PAIR)
+        others = _get_others(record, _find_prompt(record, prompt, chosen), *used)
+        return {"prompt": context, "completion": answer, **others} if good else None
+
+    named = {"prompt": prompt, "chosen": chosen, "rejected": rejected, "completion": completion, "label": label}
+    return _describe("good_answers", transform, **named)
+
+
+def grpo(*, prompt: str = "prompt") -> Transform:
+    """Return a transform to the prompts of TRL's GRPO: {prompt, ...}, a list of messages and the keys of the verifier.
+
+    It reads a prompt as a text or as messages, and the rows of NeMo Gym.
+    """
+
+    def transform(record: Record) -> Record | None:
+        context = _read_prompt(record, prompt)
+        return None if context is None else {"prompt": context, **_get_others(record, _find_prompt(record, prompt))}
+
+    return _describe("grpo", transform, prompt=prompt)
+
+
+def verl(
+    *, prompt: str = "prompt", answer: str = "answer", data_source: str = "data_source", source: str = ""
+) -> Transform:
+    """Return a transform to the rows of verl: {data_source, prompt, reward_model, extra_info}.
+
+    It reads the rows that `grpo` reads, with the correct answer under the key `answer`. verl chooses the reward by
+    `data_source`: the value of this key, or `source` for a row without it. All further keys move to `extra_info`, which
+    verl passes to the function that computes the reward. A row that has `reward_model` already keeps all its keys.
+    """
+
+    def transform(record: Record) -> Record | None:
+        context = _read_prompt(record, prompt)
+        reward = record.get("reward_model")
+        if context is None or (reward is None and answer not in record):
+            return None
+        named = record.get(data_source) or source
+        if not isinstance(named, str) or not named:
+            raise RejectedRow(
+                f"it has no text under {data_source!r}, by which verl chooses the reward; set source=NAME"
+            )
+        if reward is None:
+            reward = {"style": "rule", "ground_truth": record[answer]}
+            used = ("ability", "extra_info", answer, data_source)
+            others = _get_others(record, _find_prompt(record, prompt), *used)
+            extra = {**others, **(record.get("extra_info") or {})}
+            others = {"ability": record["ability"]} if "ability" in record else {}
+            others |= {"extra_info": extra} if extra else {}
+        elif isinstance(reward, dict) and "ground_truth" in reward:
+            others = _get_others(record, _find_prompt(record, prompt), data_source, "reward_model")
+        else:
+            raise RejectedRow("'reward_model' is not an object with the key 'ground_truth'")
+        return {"data_source": named, "prompt": context, "reward_model": reward, **others}
+
+    return _describe("verl", transform, prompt=prompt, answer=answer, data_source=data_source, source=source)
 
 
 def megatron_sft(*, messages: str = "messages") -> Transform:
@@ -233,6 +348,11 @@ BUILTIN: dict[str, Callable[..., Transform]] = {
         nemo_gym,
         preference,
         binary_preference,
+        dpo,
+        kto,
+        good_answers,
+        grpo,
+        verl,
         megatron_sft,
     )
 }
@@ -266,13 +386,94 @@ def _check_messages(value: object, name: str) -> list[Record]:
     return value
 
 
+def _read_messages(value: object, name: str, role: str) -> list[Record]:
+    """Return the messages of a text, which gets a role, of a message, or of a list of messages; reject other values."""
+    if isinstance(value, str):
+        return [{"role": role, "content": value}] if value else []
+    messages = [value] if isinstance(value, dict) else value
+    if isinstance(messages, list):
+        messages = [_convert_sharegpt(message) for message in messages]
+    return _check_messages(messages, name)
+
+
+def _convert_sharegpt(message: object) -> object:
+    """Return a message with `from` and `value` in OpenAI's form; return other values unchanged."""
+    if not isinstance(message, dict) or "role" in message or not isinstance(message.get("from"), str):
+        return message
+    others = {key: value for key, value in message.items() if key not in ("from", "value")}
+    return {
+        "role": _SHAREGPT_ROLES.get(message["from"], message["from"]),
+        "content": message.get("value"),
+        **others,
+    }
+
+
+def _find_prompt(record: Record, prompt: str, chosen: str = "") -> str:
+    """Return the key from which the prompt of a record is read; a list of chosen messages contains its prompt."""
+    if record.get(prompt) is not None or isinstance(record.get(chosen), list):
+        return prompt
+    names = ("responses_create_params", *_MESSAGE_LISTS)
+    return next((name for name in names if record.get(name) is not None), prompt)
+
+
+def _read_prompt(record: Record, key: str) -> list[Record] | None:
+    """Return the messages of a prompt that an answer can follow; None for a record without one."""
+    value = record.get(_find_prompt(record, key))
+    if isinstance(value, dict) and "input" in value:
+        value = value["input"]
+    if value is None:
+        return None
+    messages = _read_messages(value, "the prompt", "user")
+    if not messages:
+        raise RejectedRow("the prompt is empty")
+    if messages[-1]["role"] == "assistant":
+        raise RejectedRow("the prompt ends with an answer, and a trainer samples this answer; remove it")
+    return messages
+
+
+def _get_others(record: Record, *used: str) -> Record:
+    """Return a record without the keys that were read, and with the tools of a prompt of NeMo Gym."""
+    others = {key: value for key, value in record.items() if key not in used}
+    parameters = record.get("responses_create_params") if "responses_create_params" in used else None
+    if isinstance(parameters, dict) and parameters.get("tools"):
+        others["tools"] = parameters["tools"]
+    return others
+
+
+def _read_labelled(
+    record: Record, prompt: str, completion: str, label: str
+) -> tuple[list[Record], list[Record], bool] | None:
+    """Return the context, the answer and the label of a KTO record; None if it has no such keys."""
+    value = record.get(label, record.get("kto_tag"))
+    if value is None:
+        return None
+    good = _LABELS.get(value.lower() if isinstance(value, str) else value) if isinstance(value, str | int) else None
+    if good is None:
+        raise RejectedRow(f"the label {value!r} is neither true nor false")
+    if record.get(prompt) is not None and record.get(completion) is not None:
+        context = _read_messages(record[prompt], "the prompt", "user")
+        answer = _read_messages(record[completion], "the completion", "assistant")
+    else:
+        messages = record.get(_find_prompt(record, completion))
+        if messages is None:
+            return None
+        conversation = _read_messages(messages, "the conversation", "user")
+        context, answer = conversation[:-1], conversation[-1:]
+    if not context:
+        raise RejectedRow("the prompt is empty")
+    if not answer or answer[0]["role"] != "assistant":
+        raise RejectedRow("the answer is not a message of the assistant")
+    return context, answer, good
+
+
 _Answer = tuple[float, list[Record]]
 
 
 def _read_pair(record: Record, prompt: str, chosen: str, rejected: str) -> tuple[list[Record], list[_Answer]] | None:
     """Return the context and the two ranked answers of a preference record; None if it has no such keys."""
     if chosen in record and rejected in record:
-        context, better, worse = _read_answers(record.get(prompt), record[chosen], record[rejected])
+        given = record.get(_find_prompt(record, prompt, chosen))
+        context, better, worse = _read_answers(given, record[chosen], record[rejected])
         answers: list[_Answer] = [(0, better), (1, worse)]
     elif "context" in record and "completions" in record:
         context = _check_messages(record["context"], "the context")
@@ -292,14 +493,12 @@ def _read_pair(record: Record, prompt: str, chosen: str, rejected: str) -> tuple
 def _read_answers(prompt: object, chosen: object, rejected: object) -> tuple[list[Record], list[Record], list[Record]]:
     """Return the context and both answers of a record as TRL has them."""
     better, worse = (
-        [{"role": "assistant", "content": value}] if isinstance(value, str) else list(_check_messages(value, name))
+        [{"role": "assistant", "content": value}]
+        if isinstance(value, str)
+        else _read_messages(value, name, "assistant")
         for value, name in ((chosen, "the chosen answer"), (rejected, "the rejected answer"))
     )
-    given: list[Record] = []
-    if isinstance(prompt, str):
-        given = [{"role": "user", "content": prompt}] if prompt else []
-    elif prompt is not None:
-        given = _check_messages(prompt, "the prompt")
+    given: list[Record] = [] if prompt is None else _read_messages(prompt, "the prompt", "user")
     if better == worse:
         raise RejectedRow("both answers are equal")
     shared = 0

@@ -32,6 +32,7 @@ class TransformBasis(Record, frozen=True):
     compression: str
     code: str = ""
     format: str = ""
+    output_format: str = ""
 
 
 TRANSFORM = StageKind("transform", TransformSpec, TransformBasis)

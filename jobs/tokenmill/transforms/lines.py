@@ -15,6 +15,7 @@ from uuid import UUID
 
 import orjson
 
+from tokenmill.flow.workspace import OutputFile
 from tokenmill.transforms.types import Record, RejectedRow
 
 Compressor = Any
@@ -121,6 +122,23 @@ def remove_nulls(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [remove_nulls(item) for item in value]
     return value
+
+
+class JsonlShard:
+    """A shard of lines; `compression` has the values of --compression."""
+
+    def __init__(self, output: OutputFile, compression: str) -> None:
+        self._output = output
+        self._compressor = None if compression == "none" else make_compressor()
+
+    def write(self, data: bytes) -> None:
+        """Write complete lines."""
+        self._output.write(self._compressor.compress(data) if self._compressor else data)
+
+    def finish(self) -> None:
+        """Write the end of the compressed data."""
+        if self._compressor:
+            self._output.write(self._compressor.flush())
 
 
 def make_compressor() -> Compressor:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenmill.errors import REPLACE_OPTION, RequestError
+from tokenmill.printing import printable
 from tokenmill.redaction import redact
 from tokenmill.transforms.builtin import BUILTIN, BuiltinTransform, make_builtin
 from tokenmill.transforms.call import TransformCall
@@ -96,8 +97,7 @@ def describe_exception(error: BaseException) -> str:
     except Exception:  # a method of the user fails
         text = "an exception without a text"
     text = redact(text[: 2 * MAX_TEXT])  # before the cut, which could leave a part of a secret
-    start = "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text[:MAX_TEXT])
-    return f"{start}..." if len(text) > MAX_TEXT else start
+    return printable(text, MAX_TEXT)
 
 
 def is_portable(function: Transform) -> bool:

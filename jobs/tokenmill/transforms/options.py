@@ -11,7 +11,7 @@ from tokenmill.corpus.block_kinds import (
 )
 from tokenmill.corpus.options import WindowOptions
 from tokenmill.machine import available_memory
-from tokenmill.options import InvalidOption, Option, parse_byte_size
+from tokenmill.options import InvalidOption, Option, parse_byte_size, parse_size_limit
 from tokenmill.transforms import shards
 from tokenmill.transforms.builtin import BUILTIN
 from tokenmill.transforms.call import TransformCall, parse_call
@@ -19,18 +19,11 @@ from tokenmill.transforms.call import TransformCall, parse_call
 DEFAULT_SHARD_SIZE = "256MB"
 """Size of the input of a shard if neither a size nor a number of shards is requested."""
 
-MAX_SHARD_SIZE = 1 << 60
-"""The largest size of a shard: a plan stores numbers of 64 bits."""
-
 NONE, ZSTD = "none", "zstd"
 """The values of --compression."""
 
-
-def _parse_shard_size(text: str) -> int:
-    size = shards.parse_byte_size(text)
-    if not 1 <= size <= MAX_SHARD_SIZE:
-        raise ValueError(f"{text!r} is not between 1 byte and 1 EB; write a size such as {DEFAULT_SHARD_SIZE}")
-    return size
+JSONL, PARQUET = "jsonl", "parquet"
+"""The values of --output-format."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +42,12 @@ class TransformOptions(WindowOptions):
     ] = None
     shard_size: Annotated[
         int | None,
-        Option(f"Size of the input of each shard; KB is 1024. Default: {DEFAULT_SHARD_SIZE}.", parse=_parse_shard_size),
+        Option(f"Size of the input of each shard; MB is MiB. Default: {DEFAULT_SHARD_SIZE}.", parse=parse_size_limit),
     ] = None
     shards: Annotated[int | None, Option("Number of shards.", minimum=1, maximum=1_000_000)] = None
+    output_format: Annotated[str, Option("jsonl, or parquet, which verl and TRL read.", choices=(JSONL, PARQUET))] = (
+        JSONL
+    )
     compression: Annotated[str, Option("none, or zstd.", choices=(NONE, ZSTD))] = NONE
     format: Annotated[
         str | None,
@@ -64,7 +60,8 @@ class TransformOptions(WindowOptions):
     max_record_size: Annotated[
         int | None,
         Option(
-            "Largest accepted record, such as 64MiB. Default: limited by the available memory.", parse=parse_byte_size
+            "Largest accepted record, such as 64MB; MB is MiB. Default: limited by the available memory.",
+            parse=parse_size_limit,
         ),
     ] = None
     on_bad_record: Annotated[
@@ -98,7 +95,7 @@ class TransformOptions(WindowOptions):
         """Return the number of shards, or their size in bytes, for the plan."""
         if self.shards is not None:
             return {"shards": self.shards}
-        return {"shard_size": self.shard_size or shards.parse_byte_size(DEFAULT_SHARD_SIZE)}
+        return {"shard_size": self.shard_size or parse_byte_size(DEFAULT_SHARD_SIZE)}
 
     def count_shards(self, total: int) -> int:
         """Return the number of shards for an input of `total` bytes."""
@@ -108,7 +105,13 @@ class TransformOptions(WindowOptions):
     @property
     def suffix(self) -> str:
         """The end of the name of a shard."""
+        if self.output_format == PARQUET:
+            return ".parquet"
         return ".jsonl.zst" if self.compression == ZSTD else ".jsonl"
+
+    def output(self) -> dict[str, str]:
+        """Return the format of the output for the plan, or no field for JSONL."""
+        return {} if self.output_format == JSONL else {"output_format": self.output_format}
 
     def reading(self) -> ReadSettings:
         """Return the settings to read files with; the memory of this machine limits the size of a record."""

@@ -7,12 +7,10 @@ preparation computes for the same files (document 001), so that a dataset has th
 import hashlib
 import heapq
 import random
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)[ \t]*([A-Z]?)(?:I?B)?", re.IGNORECASE)
-_UNITS = " KMGTPE"
+from tokenmill.options import parse_byte_size
 
 
 class FileSlice(NamedTuple):
@@ -28,25 +26,6 @@ class ShardFiles(NamedTuple):
 
     slices: list[FileSlice]
     bytes: int
-
-
-def parse_byte_size(size: str | float) -> int:
-    """Return the bytes of a size such as 256MB, where each prefix counts 1,024 of the one before: KB = KiB = 1024.
-
-    A number is a size in bytes. The text may contain blanks, and its case has no meaning.
-
-    Raises:
-        ValueError: the text is not a size.
-    """
-    if not isinstance(size, str):
-        return int(size)
-    match = _SIZE.fullmatch(size.strip())
-    prefix = match[2].upper() if match else ""
-    if prefix == "B":  # the pattern reads the B of 10B as the prefix
-        prefix = ""
-    if match is None or prefix not in _UNITS:
-        raise ValueError(f"{size!r} is not a size; write it as 256MB, 1.5GiB or 1000 (bytes)")
-    return int(float(match[1]) * 1024 ** _UNITS.index(prefix or " "))
 
 
 def count_shards(total: int, shard_size: str | float) -> int:

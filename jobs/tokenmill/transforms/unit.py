@@ -24,9 +24,10 @@ from tokenmill.flow.record import Counts, Unit
 from tokenmill.flow.workspace import OutputFile, Workspace
 from tokenmill.machine import describe_memory
 from tokenmill.transforms.contract import TransformSpec
-from tokenmill.transforms.lines import encode_line, make_compressor, remove_nulls
+from tokenmill.transforms.lines import JsonlShard, encode_line, remove_nulls
 from tokenmill.transforms.load import describe_exception
-from tokenmill.transforms.options import ZSTD, TransformOptions
+from tokenmill.transforms.options import PARQUET, TransformOptions
+from tokenmill.transforms.parquet import ParquetShard
 from tokenmill.transforms.types import Record, RejectedRow, Transform
 
 BLOCK_BYTES = 1 << 20
@@ -42,14 +43,15 @@ Fetch = Callable[[InputFile], AbstractContextManager[Path]]
 class _Shard:
     """A shard that is being written, and which records of the current input it has."""
 
-    def __init__(self, output: OutputFile, compression: str, limit: int | None) -> None:
+    def __init__(self, output: OutputFile, options: TransformOptions, limit: int | None) -> None:
         self.output = output
         self.limit = limit
         self.read = 0
         self.records = 0
         self.parts: list[Part] = []
         self.ranges: list[InputRange] = []
-        self._compressor = make_compressor() if compression == ZSTD else None
+        make_file = ParquetShard if options.output_format == PARQUET else JsonlShard
+        self._file = make_file(output, options.compression)
         self._lines: list[bytes] = []
         self._kept = bytearray()  # bit i: record i of the shard's records of the input was written
         self._first = 0
@@ -70,9 +72,8 @@ class _Shard:
         """Write the lines of a block."""
         if self._lines:
             self._lines.append(b"")
-            data = b"\n".join(self._lines)
+            self._file.write(b"\n".join(self._lines))
             self._lines = []
-            self.output.write(self._compressor.compress(data) if self._compressor else data)
 
     def end_input(self, input: InputFile, records: int, first: int, step: int) -> None:
         """Record which records of an input the shard has; the input has `records`."""
@@ -83,8 +84,7 @@ class _Shard:
 
     def finish(self) -> None:
         """Complete the file."""
-        if self._compressor:
-            self.output.write(self._compressor.flush())
+        self._file.finish()
         self.output.describe(records=self.records, blank=0, parts=self.parts)
 
 
@@ -123,7 +123,7 @@ class UnitTransformer:
         self._directory = Path.cwd()
         limits = self._spec.limits
         self._shards = [
-            _Shard(workspace.open(name), options.compression, limits[number] if limits else None)
+            _Shard(workspace.open(name), options, limits[number] if limits else None)
             for number, name in enumerate(self._spec.shards)
         ]
 

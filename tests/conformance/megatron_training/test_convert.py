@@ -78,6 +78,7 @@ def megatron_logits(run: MegatronJob, models: Path) -> "np.ndarray[Any, Any]":
     return logits
 
 
+@pytest.mark.every_change
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_import_and_an_export_give_the_same_tensors(family: str, models: Path, tmp_path: Path) -> None:
     ended = tokenmill("checkpoint", "export", models / f"{family}-imported", tmp_path / "exported")

@@ -75,14 +75,14 @@ def test_other_data_is_refused(
 ) -> None:
     run = continued(training__iterations=30, dataset__path=str(other_dataset))
     code, log = run.run()
-    assert code == 2 and f"\n  - data: {dataset} (" in log and "dataset.allowChange" in last_line(log)
+    assert code == 2 and f"\n|   - data: {dataset} (" in log and "dataset.allowChange" in last_line(log)
     code, log = run.run(dataset__path=str(dataset), training__seed=7)
-    assert code == 2 and "\n  - seed: 1234 -> 7" in log
+    assert code == 2 and "\n|   - seed: 1234 -> 7" in log
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "mixed.jsonl").symlink_to(INPUTS / "mixed.jsonl")
     preprocess(tmp_path / "text", tmp_path / "tokens", make_tokenizer(tmp_path / "tokenizer"))
     code, log = run.run(dataset__path=str(tmp_path / "tokens"), training__seed=1234)
-    assert code == 2 and "\n  - tokenizer: " in log
+    assert code == 2 and "\n|   - tokenizer: " in log
     run.complete(dataset__path=str(dataset))
     assert set(run.losses) == set(range(25, 31))
 

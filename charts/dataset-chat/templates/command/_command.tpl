@@ -26,6 +26,7 @@ Return the command's arguments. Input: $. Output: JSON of source, flags and file
         "train-reasoning" $train.reasoning
         "train-tool-calls" $train.toolCalls
         "train-end" $train.end
+        "stop-tokens" $train.stopTokens
         "tool-arguments" $rows.toolArguments
         "empty-answer" $rows.emptyAnswer
         "unrendered" $rows.unrendered

@@ -16,6 +16,7 @@ Return the command's arguments. Input: $. Output: JSON of source, flags and file
         "set" $arguments
         "shard-size" .Values.shards.size
         "shards" .Values.shards.number
+        "output-format" .Values.shards.format
         "compression" .Values.shards.compression
         "on-bad-record" .Values.onBadRecord
         "max-bad-records" .Values.maxBadRecords

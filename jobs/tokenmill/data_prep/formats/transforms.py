@@ -6,6 +6,10 @@ leave the record out.
 
 from tokenmill.transforms.builtin import (
     binary_preference,
+    dpo,
+    good_answers,
+    grpo,
+    kto,
     nemo_gym,
     nemotron_rl,
     openai_chat,
@@ -15,6 +19,7 @@ from tokenmill.transforms.builtin import (
     select,
     sft,
     sharegpt,
+    verl,
 )
 from tokenmill.transforms.types import (
     BinaryPreferenceRecord,
@@ -41,6 +46,10 @@ __all__ = [
     "ShareGPTRecord",
     "Transform",
     "binary_preference",
+    "dpo",
+    "good_answers",
+    "grpo",
+    "kto",
     "nemo_gym",
     "nemotron_rl",
     "openai_chat",
@@ -50,4 +59,5 @@ __all__ = [
     "select",
     "sft",
     "sharegpt",
+    "verl",
 ]

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tokenmill.files.named_file import open_file
 from tokenmill.packing.parquet_layout import ColumnChunk, read_page_sizes, read_row_groups
 from tokenmill.packing.writers.base import ShardInfo, ShardWriter
 
@@ -160,7 +161,7 @@ class ShardReader:
 
         self._rows_at_once = ParquetFormat().rows_at_once(pack_size)
         self._pack_size = pack_size
-        self._raw = path.open("rb")
+        self._raw = open_file(path)
         try:
             groups = self._raw.seek(0, 2) if rows is None else -(-rows // self._rows_at_once)
             self.groups = read_row_groups(self._raw, FOOTER_BYTES + GROUP_BYTES * groups)

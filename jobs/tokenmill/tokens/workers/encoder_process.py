@@ -17,6 +17,7 @@ segments) and sends an EncodedBlock.
 import contextlib
 import os
 import signal
+import struct
 import sys
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -24,11 +25,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from tokenmill.errors import RequestError, TokenmillError
-from tokenmill.machine import ignore_stop_signals
+from tokenmill.machine import ignore_stop_signals, this_process
 from tokenmill.tokens.workers.slab import Slab
 
 if TYPE_CHECKING:
-    from tokenmill.corpus.parse import ParsedBlock, RejectedRecord
+    from tokenmill.corpus.parse import ParsedBlock, ParsedRecords, RejectedRecord
     from tokenmill.tokens.engines.base import Encoder, Ids, Offsets
     from tokenmill.tokens.records_encoding import EncodedRows, RecordEncoder, RecordEncoding
 
@@ -103,13 +104,34 @@ class EncodedSegment(NamedTuple):
 
 
 class EncodedBlock(NamedTuple):
-    """The result for a block; `error` is the reason if nothing was encoded, `memory` the process's memory in bytes."""
+    """The result for a block, or the `error` if nothing was encoded; `memory` is the process's memory in bytes."""
 
     ids_bytes: int
     columns: list[Column]
     segments: list[EncodedSegment]
     memory: int
-    error: str
+    error: RequestError | None
+
+
+class Place(NamedTuple):
+    """The record of a block under way: the index of its segment, and its line there."""
+
+    segment: int
+    line: int
+
+
+_PLACE = struct.Struct("<QQ")
+
+
+def write_place(slab: Slab, place: Place | None) -> None:
+    """Write the record under way to the start of a slab of ids, where the ids of the block come later."""
+    _PLACE.pack_into(slab.data, 0, *((place.segment, place.line) if place else (0, 0)))
+
+
+def read_place(slab: Slab) -> Place | None:
+    """Return the record that was under way in a block without a result, if there was one."""
+    place = Place(*_PLACE.unpack_from(slab.data))
+    return place if place.line else None
 
 
 class _EncoderServer:
@@ -128,7 +150,10 @@ class _EncoderServer:
         if task.verify != "start" and task.encoder != REFERENCE:
             reference = load_encoder(REFERENCE, backend, task.special_tokens, end=task.eod)
             self._encoder = _VerifiedEncoder(self._encoder, reference, task)
-        self._records: RecordEncoder | None = task.records.load(self._encoder, backend) if task.records else None
+        self._records: RecordEncoder | None = None
+        if task.records:
+            task.records.limit_process()
+            self._records = task.records.load(self._encoder, backend)
         self._slabs: list[tuple[Slab, Slab]] = []
         self._ids_end = 0  # of the last column
 
@@ -146,10 +171,10 @@ class _EncoderServer:
         encode = self._encode_texts if self._records is None else self._encode_records
         try:
             columns, encoded = encode(text, ids, segments)
-            message = ""
+            problem = None
         except RequestError as error:
-            columns, encoded, message = [], [], str(error)
-        return EncodedBlock(len(ids.data), columns, encoded, self._memory.read(), message)
+            columns, encoded, problem = [], [], error
+        return EncodedBlock(len(ids.data), columns, encoded, self._memory.read(), problem)
 
     def _encode_texts(
         self, text: Slab, ids: Slab, segments: list[Segment]
@@ -169,11 +194,15 @@ class _EncoderServer:
         blocks: list[EncodedRows] = []
         encoded: list[EncodedSegment] = []
         columns = self._task.records.columns
-        for segment in segments:
+        for index, segment in enumerate(segments):
             parsed = parse_records(
                 segment.kind, text.data, segment.start, segment.end, columns, begins_file=segment.begins_file
             )
-            rows = self._records.encode(parsed.rows, columnar=segment.kind == ROWS)
+
+            def begin(number: int | None, index: int = index, parsed: "ParsedRecords" = parsed) -> None:
+                write_place(slab, None if number is None else Place(index, parsed.get_line(number)))
+
+            rows = self._records.encode(parsed.rows, columnar=segment.kind == ROWS, begin=begin)
             blocks.append(rows)
             rejected = [parsed.describe_rejected(*values) for values in rows.rejected]
             dropped = [parsed.describe_rejected(number, OVER_LONG, "") for number in rows.dropped]
@@ -378,7 +407,7 @@ def main() -> None:
         server = _EncoderServer(task)
         index = _fork_processes(controls[:count])
         if index:
-            controls[index].send(os.getpid())
+            controls[index].send(this_process())
         pairs = (pair.split(":") for pair in endpoints[index][1:])
         server.serve(controls[index], [(_open_slab(text), _open_slab(ids)) for text, ids in pairs])
     except (EOFError, ConnectionError):

@@ -7,10 +7,10 @@ encoder. The pool replaces a process that has grown too large between two blocks
 """
 
 import os
-import resource
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -23,11 +23,21 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.corpus.block_kinds import MEMORY_PER_RECORD_BYTE
-from tokenmill.errors import TransientError
-from tokenmill.machine import describe_memory
+from tokenmill.errors import RequestError, TransientError
+from tokenmill.machine import ProcessId, describe_memory, raise_file_limit, start_ticks
+from tokenmill.printing import format_bytes
 from tokenmill.tokens.engines import REFERENCE
 from tokenmill.tokens.gate import child_environment
-from tokenmill.tokens.workers.encoder_process import Column, EncodedBlock, EncodedSegment, Segment, Task
+from tokenmill.tokens.workers.encoder_process import (
+    Column,
+    EncodedBlock,
+    EncodedSegment,
+    Place,
+    Segment,
+    Task,
+    read_place,
+    write_place,
+)
 from tokenmill.tokens.workers.slab import Slab
 
 BLOCK = 3 << 19
@@ -39,6 +49,19 @@ SLOTS = 6
 Blocks take different times where processes share CPUs, and ids are written in order. With three slots, two CPUs are
 idle for 6 % of the time.
 """
+
+MAX_SEGMENTS = 512
+"""Segments of a block, whose request then has at most 12 kB."""
+
+SEND_BUFFER = 128 << 10
+"""Bytes of a socket's buffer, which contains the requests of all slots of a process.
+
+The pool sends requests while nothing receives the results. A request that waited for the encoder process, while that
+process waits until its result is received, would wait forever.
+"""
+
+STALL_SECONDS = 120
+"""Seconds without progress of a message between the processes, after which the encoder process is replaced."""
 
 FILES_PER_PROCESS = 4 * SLOTS + 3
 """Open files for each process: two for each slab (mmap duplicates the descriptor), both socket ends, a pidfd."""
@@ -76,16 +99,22 @@ class Slot:
     def submit(self, segments: list[Segment]) -> None:
         """Send the segments of `text` to the encoder process."""
         self.segments, self.encoded, self.failure = segments, None, None
+        write_place(self.ids, None)
         self._process.submit(self)
 
     def is_ready(self) -> bool:
         """Return whether the block is encoded, without waiting."""
         return self.encoded is not None or self._process.poll(self)
 
-    def result(self) -> tuple[list[Column], list[EncodedSegment], str]:
-        """Wait until the ids are in `ids`; the third value is the error message, or empty."""
+    def result(self) -> tuple[list[Column], list[EncodedSegment], RequestError | None]:
+        """Wait until the ids are in `ids`; the third value is the error if nothing was encoded."""
         encoded = self._process.wait_for(self)
         return encoded.columns, encoded.segments, encoded.error
+
+    @property
+    def place(self) -> Place | None:
+        """The record that caused the error of `result`, if it is known."""
+        return read_place(self.ids)
 
     def shrink(self) -> None:
         """Free the additional memory that a long record needed."""
@@ -102,13 +131,22 @@ class _ForkedProcess:
     """A process that another encoder process forked, with the part of subprocess.Popen's interface that is needed.
 
     The parent does not reap it before it ends itself. Until then the process id is not reused, and /proc shows the
-    exit status.
+    exit status. If the parent has ended, another process may have the id.
+
+    Raises:
+        EOFError: the process has ended, and its parent too.
     """
 
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._fd = os.pidfd_open(pid)
+    def __init__(self, process: ProcessId) -> None:
+        self._pid = process.pid
         self._code: int | None = None
+        try:
+            self._fd = os.pidfd_open(process.pid)
+        except ProcessLookupError as error:
+            raise EOFError from error
+        if start_ticks(process.pid) not in (process.started, None):  # None: it has ended, and was not reaped
+            os.close(self._fd)
+            raise EOFError
 
     def kill(self) -> None:
         if self._code is None:
@@ -137,6 +175,11 @@ class _EncoderChild:
         # Until a forked process has sent its pid, this is the process that will fork it.
         self._process: subprocess.Popen[bytes] | _ForkedProcess = process
         self.awaits_fork = forked
+        self._stall = ""
+        timeout = struct.pack("@ll", STALL_SECONDS, 0)  # struct timeval of socket(7)
+        control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+        control.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
         self._control = Connection(control.detach())
         # Connection.close() closes the file descriptor before it clears it. Without the lock, another thread could
         # write a message into a file that has got the same descriptor in between.
@@ -148,7 +191,11 @@ class _EncoderChild:
 
     def _send(self, message: Any) -> None:
         with suppress(OSError), self._send_lock:  # the process is dead: the thread that waits for the block detects it
-            self._control.send(message)
+            try:
+                self._control.send(message)
+            except BlockingIOError:  # the process has a part of the message, so it cannot continue
+                self._stall = f"did not receive a message for {STALL_SECONDS} s"
+                self._process.kill()
 
     def _close(self) -> None:
         with self._send_lock:
@@ -166,8 +213,14 @@ class _EncoderChild:
                     return message
                 self._process, self.awaits_fork = _ForkedProcess(message), False
         except OSError as error:
+            if isinstance(error, BlockingIOError):
+                self._stall = f"did not continue a message for {STALL_SECONDS} s"
             raise EOFError from error
         return None
+
+    def describe_end(self, code: int) -> str:
+        """Return why the process ended: a timeout of the socket, or what the exit code shows."""
+        return self._stall or _describe_exit(code)
 
     def end(self) -> int:
         """End the process; return the exit code if it had already ended (negative for a signal), otherwise 0."""
@@ -227,16 +280,9 @@ def _raise_file_limit(count: int) -> int:
 
     1,024 files, a usual limit, are too few for 40 processes.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     other = sum(1 for _ in Path("/dev/fd").iterdir()) + OTHER_FILES
-    required = other + count * FILES_PER_PROCESS
-    if soft == resource.RLIM_INFINITY or required <= soft:
-        return count
-    if hard == resource.RLIM_INFINITY or required <= hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (required, hard))
-        return count
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return max(1, (hard - other) // FILES_PER_PROCESS)
+    limit = raise_file_limit(other + count * FILES_PER_PROCESS)
+    return min(count, max(1, (limit - other) // FILES_PER_PROCESS))
 
 
 def _can_wait_for_forks() -> bool:
@@ -328,17 +374,30 @@ class _SupervisedProcess:
 
     def _replace(self, reason: str | None) -> None:
         """Replace the failed process: Hugging Face encodes its current block, the new process the following ones."""
+        number = 0
         if reason is None:
-            reason = _describe_exit(self._child.end())
+            code = self._child.end()
+            reason, number = self._child.describe_end(code), -code
         else:
             self._child.kill()
         slot = self._queue.popleft()
+        if problem := self._explain_signal(number, slot):
+            slot.encoded = EncodedBlock(len(slot.ids.data), [], [], 0, problem)
+            self.start()
+            return
         self._pool.record_failure(reason)
         try:
             slot.encoded = self._encode_with_reference(slot, reason)
         except TransientError as error:
             slot.failure = error
         self.start()
+
+    def _explain_signal(self, number: int, slot: Slot) -> RequestError | None:
+        """Return the error of the records, if they and not the encoder made a signal end the process."""
+        records = self._pool.task.records
+        if records is None or number <= 0 or number == signal.SIGKILL:
+            return None
+        return records.explain_signal(number, during_record=slot.place is not None)
 
     def _encode_with_reference(self, slot: Slot, reason: str) -> EncodedBlock:
         """Encode a block with Hugging Face; raise TransientError if that process fails too."""
@@ -355,7 +414,7 @@ class _SupervisedProcess:
             if size > 4 * BLOCK:  # a single record: no other block is larger than BLOCK
                 memory_gib = -(-size * MEMORY_PER_RECORD_BYTE // 10**9) + 1
                 raise TransientError(
-                    f"the encoder {self._pool.task.encoder} {reason} on a record of {size / 1e6:,.0f} MB, and Hugging "
+                    f"the encoder {self._pool.task.encoder} {reason} on a record of {format_bytes(size)}, and Hugging "
                     "Face failed on it too: most likely there is too little memory, because an encoder needs about "
                     f"{MEMORY_PER_RECORD_BYTE} times the size of a record ({describe_memory()}); raise the limit (in a "
                     f"chart: --set resources.limits.memory={memory_gib}Gi), reduce --processes, or split the record"

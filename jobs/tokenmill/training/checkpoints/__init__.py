@@ -2,7 +2,7 @@
 
 Modules, in the order of their imports:
 
-    metadata    which bytes of which file a torch_dist checkpoint needs: its .metadata, read without unpickling
+    metadata    the tensors of a torch_dist checkpoint and the bytes that they need: its .metadata
     torch_file  whether a file that torch.save wrote is complete
     torch_dist  one checkpoint: is it complete, its size, its age
     identity    the data that a run's checkpoints were trained on, recorded next to them

@@ -26,7 +26,7 @@ from tokenmill.training.data.index_child import parse_data_arguments
 from tokenmill.typed_json import convert_json
 
 if TYPE_CHECKING:
-    from tokenmill.data.datasets import WeightedDataset
+    from tokenmill.datasets.weighted import WeightedDataset
     from tokenmill.training.data.datasets import TrainingData
 
 IDENTITY = "identity.json"

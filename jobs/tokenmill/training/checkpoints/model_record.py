@@ -15,7 +15,7 @@ import msgspec
 from tokenmill.errors import RequestError
 from tokenmill.files.codec import read_json, readable_json
 from tokenmill.files.tree import Tree
-from tokenmill.tokens.tokenizer_files import KNOWN_FILES
+from tokenmill.tokens.tokenizer_files import list_known_files
 from tokenmill.training.model import Model
 from tokenmill.typed_json import convert_json
 
@@ -87,9 +87,8 @@ def write_model_record(checkpoints: Path, record: ModelRecord, tokenizer: Path) 
     if record == earlier:
         return
     tree.make_directory(checkpoints / TOKENIZER)
-    for name in sorted(KNOWN_FILES):
-        if (tokenizer / name).is_file():
-            tree.write_atomic(checkpoints / TOKENIZER / name, (tokenizer / name).read_bytes())
+    for name in list_known_files(tokenizer):
+        tree.write_atomic(checkpoints / TOKENIZER / name, (tokenizer / name).read_bytes())
     tree.write_atomic(checkpoints / MODEL_RECORD, readable_json(msgspec.to_builtins(record)))
 
 

@@ -17,19 +17,20 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
 from tokenmill.errors import InputError, RequestError
 from tokenmill.files.explain import explain_os_errors
-from tokenmill.files.lease import is_abandoned
+from tokenmill.files.lease import remove_abandoned
 from tokenmill.files.mounts import directory_cache_seconds, retry_while_stale
 from tokenmill.files.paths import RECORDS_DIRECTORY
 from tokenmill.files.publish import write_atomic
 from tokenmill.files.tree import Tree, UnexpectedEntry
 from tokenmill.training.checkpoints import torch_dist
 from tokenmill.training.checkpoints.metadata import Damage
+from tokenmill.training.checkpoints.model_record import TOKENIZER
 from tokenmill.training.checkpoints.torch_dist import RELEASE, Checkpoint
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -63,6 +64,8 @@ class StartPoint:
     """Directory of the checkpoint, None if the run starts without one."""
     actions: tuple[str, ...] = ()
     """A sentence for the log for each action."""
+    bytes: int = field(default=0, compare=False)
+    """Bytes of the checkpoint."""
 
     @property
     def has_checkpoint(self) -> bool:
@@ -161,6 +164,7 @@ def repair_checkpoints(
     *,
     dry_run: bool = False,
     start_over: bool = False,
+    save_bytes: int = 0,
     log: Callable[[str], None] = lambda _: None,
 ) -> StartPoint:
     """Put a run's checkpoints in order, and return where the run resumes; node 0 calls this before every attempt.
@@ -182,6 +186,9 @@ def repair_checkpoints(
     network file system may show an outdated state (`directory_cache_seconds`). If a repair seems necessary, the call
     therefore checks again until the caches have expired, and logs that it waits.
 
+    An interrupted save that lies aside stays for an inspection, unless the next save needs its space: `save_bytes`
+    are expected, or the bytes of the checkpoint to resume from.
+
     `dry_run` changes nothing, and `actions` then contains the planned actions. `start_over` replaces the error of
     damaged checkpoints: everything is moved aside, as long as no checkpoint is complete.
 
@@ -197,7 +204,8 @@ def repair_checkpoints(
             write_atomic(path / TRACKER, plan.tracker.encode(), directory=path / RECORDS_DIRECTORY)
         for name in plan.aside:
             _move(path, name, "aside")
-        deleted = _delete_surplus(path, {False: MAX_UNFINISHED_ASIDE})
+        is_short = path.is_dir() and shutil.disk_usage(path).free < max(save_bytes, plan.start.bytes)
+        deleted = _delete_surplus(path, {False: 0 if is_short else MAX_UNFINISHED_ASIDE})
         return replace(plan.start, actions=(*plan.start.actions, *deleted))
 
 
@@ -247,9 +255,8 @@ def _plan_repair(path: Path, start_over: bool) -> _RepairPlan:
         )
     if target:
         newer = [examine(name) for name in names[::-1] if name != RELEASE and _is_newer(name, target)]
-        return _plan_resume(
-            path, target, tracker_problem or (examine(tracked_name).state if tracked_name else ""), tracked_name, newer
-        )
+        reason = tracker_problem or (examine(tracked_name).state if tracked_name else "")
+        return _plan_resume(examine(target), reason, tracked_name, newer)
     if not names and not tracker_problem and tracked_name is None:
         return _RepairPlan(StartPoint(0, None))
     incomplete = [examine(name) for name in names[::-1]]
@@ -277,10 +284,9 @@ def _is_newer(name: str, target: str) -> bool:
     return target == RELEASE or torch_dist.parse_iteration(name) > torch_dist.parse_iteration(target)
 
 
-def _plan_resume(
-    path: Path, target: str, problem: str, tracked_name: str | None, newer: list[Checkpoint]
-) -> _RepairPlan:
+def _plan_resume(complete: Checkpoint, problem: str, tracked_name: str | None, newer: list[Checkpoint]) -> _RepairPlan:
     """Plan a start from a complete checkpoint; `problem` is that of the tracker or of the checkpoint in the tracker."""
+    target = complete.path.name
     actions: list[str] = []
     tracker = None
     if target != tracked_name:
@@ -297,7 +303,7 @@ def _plan_resume(
         )
         actions.append(f"{checkpoint.path} moved aside: newer than the checkpoint to resume from ({state})")
     return _RepairPlan(
-        StartPoint(torch_dist.parse_iteration(target), target, tuple(actions)),
+        StartPoint(complete.iteration, target, tuple(actions), complete.bytes),
         tracker,
         tuple(checkpoint.path.name for checkpoint in newer),
     )
@@ -321,8 +327,25 @@ def _no_complete_checkpoint(
 # -- during an attempt
 
 
-def prune(path: Path, keep: int) -> list[str]:
+def mark_before_nan(path: Path, iteration: int) -> None:
+    """Mark the checkpoint that Megatron-LM saved because the next iteration had NaN."""
+    name = f"iter_{iteration:07d}"
+    if (path / name).is_dir():
+        Tree(path).write_atomic(f"{name}/{torch_dist.BEFORE_NAN}", b"the iteration after this checkpoint had NaN\n")
+
+
+def find_good_iteration(path: Path, iteration: int) -> int:
+    """Return the iteration of the newest checkpoint up to `iteration` that is not marked; 0 if there is none."""
+    if not os.path.lexists(path / f"iter_{iteration:07d}" / torch_dist.BEFORE_NAN):
+        return iteration
+    names = [name for name in _list_names(path) if not os.path.lexists(path / name / torch_dist.BEFORE_NAN)]
+    return max((number for number in map(torch_dist.parse_iteration, names) if number <= iteration), default=0)
+
+
+def prune(path: Path, keep: int, *, at_start: bool = False) -> list[str]:
     """Delete complete checkpoints beyond the newest `keep` up to the tracker; return a sentence for each action.
+
+    Checkpoints that were saved because of NaN do not count, so they never replace an older one.
 
     The checkpoint in the tracker stays, and so does every newer one. Incomplete checkpoints stay too
     (`repair_checkpoints` decides about them), and so do links, which Megatron-LM's retention also keeps, and `release`.
@@ -333,7 +356,7 @@ def prune(path: Path, keep: int) -> list[str]:
     Of the directories that were moved aside, the newest MAX_FINISHED_ASIDE finished ones stay, and the newest
     MAX_UNFINISHED_ASIDE others. `repair_checkpoints` deletes only interrupted saves beyond that number, so that a run
     that dies in every save does not fill the disk. It keeps all others, because a user who set the tracker back may
-    inspect them until the run continues.
+    inspect them until the run continues; so does a call with `at_start`, which follows `repair_checkpoints`.
     """
     if keep < 2:
         raise RequestError(
@@ -346,18 +369,20 @@ def prune(path: Path, keep: int) -> list[str]:
             tracked_name = read_tracked_name(path)
         except InvalidTracker:
             tracked_name = None
-        if tracked_name and tracked_name != RELEASE and torch_dist.examine(path / tracked_name).complete:
+        tracked = torch_dist.examine(path / tracked_name) if tracked_name and tracked_name != RELEASE else None
+        if tracked_name and tracked and tracked.complete:
             older = [name for name in _list_names(path) if name != RELEASE and _is_newer(tracked_name, name)]
-            remaining = keep - 1
+            remaining = keep if tracked.before_nan else keep - 1
             for checkpoint in (torch_dist.examine(path / name) for name in older):
                 if not checkpoint.complete:
                     continue
                 if remaining > 0 or checkpoint.path.is_symlink():
-                    remaining -= 1
+                    remaining -= not checkpoint.before_nan
                     continue
                 _move(path, checkpoint.path.name, "trash")
                 actions.append(f"{checkpoint.path} deleted: {keep} newer checkpoints are kept")
-        actions += _delete_surplus(path, {True: MAX_FINISHED_ASIDE, False: MAX_UNFINISHED_ASIDE})
+        limits = {False: MAX_UNFINISHED_ASIDE}
+        actions += _delete_surplus(path, limits if at_start else limits | {True: MAX_FINISHED_ASIDE})
     return actions
 
 
@@ -369,7 +394,7 @@ def _delete_surplus(path: Path, limits: dict[bool, int]) -> list[str]:
     actions: list[str] = []
     tree, aside, trash = Tree(path), path / RECORDS_DIRECTORY / "aside", path / RECORDS_DIRECTORY / "trash"
     for _, name in sorted(_list_numbered(path, "aside"), reverse=True):
-        finished = (aside / name / "metadata.json").exists()
+        finished = _is_finished(aside / name)
         if (aside / name).is_symlink() or not (aside / name).is_dir() or finished not in limits:
             continue
         limits[finished] -= 1
@@ -384,10 +409,21 @@ def _delete_surplus(path: Path, limits: dict[bool, int]) -> list[str]:
                 shutil.rmtree(name, dir_fd=handle)
         except OSError as problem:  # for example an open file on NFS: the run continues, and the next call tries again
             actions.append(f"{trash / name} is not deleted yet: {problem.strerror or problem}")
-    for name in tree.names(RECORDS_DIRECTORY) if path.is_dir() else ():
-        if is_abandoned(path / RECORDS_DIRECTORY / name):
-            tree.unlink(f"{RECORDS_DIRECTORY}/{name}")
+    remove_abandoned(tree, "", RECORDS_DIRECTORY, path / TOKENIZER.parent, path / TOKENIZER)
     return actions
+
+
+def _is_finished(directory: Path) -> bool:
+    return (directory / "metadata.json").exists()
+
+
+def measure_aside(path: Path) -> tuple[int, int]:
+    """Return the bytes below .tokenmill that a start deletes when space is short, and those that stay until a save."""
+    aside, trash = path / RECORDS_DIRECTORY / "aside", path / RECORDS_DIRECTORY / "trash"
+    sizes = {True: 0, False: 0}
+    for directory in (*aside.glob("*"), *trash.glob("*")):
+        sizes[directory.parent == aside and _is_finished(directory)] += torch_dist.measure(directory)[0]
+    return sizes[False], sizes[True]
 
 
 def _list_numbered(path: Path, kind: str) -> list[tuple[int, str]]:

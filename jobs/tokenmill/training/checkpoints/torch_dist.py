@@ -26,10 +26,14 @@ from typing import IO
 
 from tokenmill.errors import RequestError
 from tokenmill.files.tree import check_inside
-from tokenmill.training.checkpoints.metadata import Damage, printable_name, read_extents
+from tokenmill.printing import MAX_NAME, printable
+from tokenmill.training.checkpoints.metadata import Damage, read_extents
 from tokenmill.training.checkpoints.torch_file import check_torch_file
 
 COMMON = "common.pt"
+
+BEFORE_NAN = "tokenmill-before-nan.txt"
+"""File of tokenmill in a checkpoint that Megatron-LM saved because the next iteration had NaN."""
 
 RELEASE = "release"
 """Directory of a converted model."""
@@ -70,6 +74,8 @@ class Checkpoint:
     bytes: int
     mtime: float
     """Modification time of the newest file, in seconds since 1970."""
+    before_nan: bool = False
+    """Whether the checkpoint was saved because the next iteration had NaN, which its weights may cause."""
 
     @property
     def complete(self) -> bool:
@@ -104,8 +110,9 @@ def examine(directory: Path, *, full: bool = False) -> Checkpoint:
         problems = common + _check_data(directory) or (_check_hashes(directory) if full else [])
     except Damage as problem:
         problems = [str(problem)]
-    size, newest = _measure(directory)
-    return Checkpoint(parse_iteration(directory.name), directory, tuple(problems), finished, size, newest)
+    size, newest = measure(directory)
+    before_nan = os.path.lexists(directory / BEFORE_NAN)
+    return Checkpoint(parse_iteration(directory.name), directory, tuple(problems), finished, size, newest, before_nan)
 
 
 def is_older_format(directory: Path) -> bool:
@@ -140,7 +147,7 @@ def _open_file(directory: Path, name: str) -> BufferedReader:
     handle = os.open(directory / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise Damage(f"{printable_name(name)} is not a regular file")
+        raise Damage(f"{printable(name, MAX_NAME)} is not a regular file")
     return os.fdopen(handle, "rb")
 
 
@@ -186,8 +193,10 @@ def _check_data(directory: Path) -> list[str]:
             problems.append(str(problem))
             continue
         if status.st_size < size:
-            problems.append(f"{printable_name(name)} has {status.st_size:,} bytes, but .metadata requires {size:,}")
-        newest = max(newest, (status.st_mtime, printable_name(name)))
+            problems.append(
+                f"{printable(name, MAX_NAME)} has {status.st_size:,} bytes, but .metadata requires {size:,}"
+            )
+        newest = max(newest, (status.st_mtime, printable(name, MAX_NAME)))
     later = min((_stat_file(directory, name).st_mtime, name) for name in (".metadata", "metadata.json"))
     if newest[0] > later[0] + CLOCK_TOLERANCE_SECONDS:
         problems.append(
@@ -213,9 +222,9 @@ def _check_hashes(directory: Path) -> list[str]:
         try:
             with _open_file(directory, name) as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != digest:
-                    problems.append(f"{printable_name(name)} does not match its hash in integrity.json")
+                    problems.append(f"{printable(name, MAX_NAME)} does not match its hash in integrity.json")
         except _MissingFile:
-            problems.append(f"{printable_name(name)} is missing, but integrity.json has its hash")
+            problems.append(f"{printable(name, MAX_NAME)} is missing, but integrity.json has its hash")
         except Damage as problem:
             problems.append(str(problem))
     return problems
@@ -227,7 +236,7 @@ def _stat_file(directory: Path, relative: str) -> os.stat_result:
     Raises:
         Damage: the file is missing or not a regular file, or its path or a link leads out of the checkpoint.
     """
-    name = printable_name(relative)
+    name = printable(relative, MAX_NAME)
     try:
         check_inside(directory, relative)
         file = directory / relative
@@ -251,7 +260,7 @@ def _stat_file(directory: Path, relative: str) -> os.stat_result:
     return status
 
 
-def _measure(directory: Path) -> tuple[int, float]:
+def measure(directory: Path) -> tuple[int, float]:
     """Return the bytes of all files below a directory, and the modification time of the newest."""
     total, newest = 0, 0.0
     for parent, _, names in os.walk(directory):

@@ -15,7 +15,9 @@ import zipfile
 from collections.abc import Iterator
 from typing import IO, Any
 
-from tokenmill.training.checkpoints.metadata import MAX_OPCODES, Damage, printable_name
+from tokenmill.files.pickles import MAX_OPCODES
+from tokenmill.printing import MAX_NAME, printable
+from tokenmill.training.checkpoints.metadata import Damage
 
 MAX_DIRECTORY_BYTES = 64 << 20
 """Maximum bytes of a zip archive's directory: more than half a million storages."""
@@ -40,12 +42,12 @@ def check_torch_file(file: IO[bytes], name: str) -> None:
         else:
             _check_archive(file)
     except Damage as problem:
-        raise Damage(f"{name} is truncated or damaged: {printable_name(str(problem))}") from None
+        raise Damage(f"{name} is truncated or damaged: {printable(str(problem), MAX_NAME)}") from None
 
 
 def _check_archive(file: IO[bytes]) -> None:
     size = os.fstat(file.fileno()).st_size
-    with explain_archive_errors(), zipfile.ZipFile(_BoundedFile(file)) as archive:
+    with explain_archive_errors(), zipfile.ZipFile(BoundedFile(file, 0, size)) as archive:
         members = archive.infolist()
         if not any(member.filename.endswith("/data.pkl") for member in members):
             raise Damage("it has no data.pkl")
@@ -71,31 +73,39 @@ def explain_archive_errors() -> Iterator[None]:
             raise
         raise Damage(str(problem)) from None
     except Exception as problem:  # zipfile raises many kinds of exceptions for damaged input
+        if isinstance(problem.__context__, OSError) and problem.__context__.errno:  # and also for an error of a read
+            raise problem.__context__ from None
         raise Damage(str(problem) or "it is not an archive of torch.save") from None
 
 
-class _BoundedFile(io.RawIOBase):
-    """A file that refuses to read more than an archive's directory may have."""
+class BoundedFile(io.RawIOBase):
+    """A part of a file as a file, which refuses to read more than an archive's directory may have."""
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
+    def __init__(self, file: IO[bytes], offset: int, length: int) -> None:
+        self._file, self._offset, self._length, self._position = file, offset, length, 0
 
     def seekable(self) -> bool:
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        if whence == os.SEEK_SET and offset < 0:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._length}[whence]
+        if base + offset < 0:
             raise Damage("its directory starts before the file")
-        return self._file.seek(offset, whence)
+        self._position = base + offset
+        return self._position
 
     def tell(self) -> int:
-        return self._file.tell()
+        return self._position
 
     def read(self, size: int = -1) -> bytes:
+        left = max(0, self._length - self._position)
+        size = left if size < 0 else min(size, left)
         if size > MAX_DIRECTORY_BYTES:
             raise Damage("its directory is too large")
-        # Without a size, zipfile reads from a possible comment to the end of the file: 64 KiB.
-        return self._file.read(MAX_DIRECTORY_BYTES if size < 0 else size)
+        self._file.seek(self._offset + self._position)
+        data = self._file.read(size)
+        self._position += len(data)
+        return data
 
 
 def _check_legacy(file: IO[bytes]) -> None:

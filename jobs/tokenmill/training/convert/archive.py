@@ -7,36 +7,28 @@ that the bytes of a tensor pass once.
 Sources: torch/serialization.py, caffe2/serialize/inline_container.cc, PKWARE's APPNOTE 6.3.
 """
 
-import io
 import math
 import os
 import pickle
-import pickletools
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any, NamedTuple
 
+from tokenmill.files.pickles import DamagedPickle, RefusedPickle, load_pickle
 from tokenmill.training.checkpoints.metadata import Damage
-from tokenmill.training.checkpoints.torch_file import explain_archive_errors
+from tokenmill.training.checkpoints.torch_file import BoundedFile, explain_archive_errors
 from tokenmill.training.convert.opcodes import write_integer, write_text, write_tuple
-from tokenmill.training.convert.safetensors import ELEMENT_BYTES
+from tokenmill.training.convert.safetensors import ELEMENT_BYTES, MAX_DIMENSIONS
 
 TORCH_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """torch's name of a dtype, by the name in safetensors."""
 
 _STORAGES = {"F32": "FloatStorage", "BF16": "BFloat16Storage", "F16": "HalfStorage"}
-_DTYPES = {storage: dtype for dtype, storage in _STORAGES.items()}
 _DESCRIPTOR_FLAGS = 0x808  # sizes and checksum follow the data; names are UTF-8
 _MAX_PICKLE_BYTES = 1 << 16
 _BLOCK_BYTES = 8 << 20
-_OPCODES = {
-    *("PROTO", "GLOBAL", "MARK", "STOP", "REDUCE", "BINPERSID", "BINUNICODE", "NEWFALSE", "NEWTRUE", "NONE"),
-    *("BININT", "BININT1", "BININT2", "LONG1", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
-    *("BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET"),
-}
-"""Opcodes of the description of a tensor; none of them hashes a value."""
 
 
 def encode_tensor(dtype: str, shape: tuple[int, ...], blocks: Iterable[memoryview]) -> Iterator[bytes | memoryview]:
@@ -110,7 +102,6 @@ def _end_of_directory(count: int, size: int, start: int) -> bytes:
 def _describe(dtype: str, shape: tuple[int, ...]) -> bytes:
     """Return the opcodes for a contiguous tensor: torch._utils._rebuild_tensor_v2 with the storage 0."""
     count = math.prod(shape)
-    strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
     storage = (
         write_text("storage")
         + b"ctorch\n"
@@ -126,7 +117,7 @@ def _describe(dtype: str, shape: tuple[int, ...]) -> bytes:
         + b"tQ"
         + write_integer(0)
         + write_tuple(shape)
-        + write_tuple(strides)
+        + write_tuple(_list_strides(shape))
         + b"\x89ccollections\nOrderedDict\n)RtR."
     )
 
@@ -148,7 +139,7 @@ def locate_tensor(file: IO[bytes], offset: int, length: int) -> StoredArray:
     Raises:
         Damage: the part is not an archive of one contiguous tensor of a supported dtype.
     """
-    window = _Window(file, offset, length)
+    window = BoundedFile(file, offset, length)
     with explain_archive_errors(), zipfile.ZipFile(window) as archive:
         members = {member.filename.partition("/")[2]: member for member in archive.infolist()}
         description = members.get("data.pkl")
@@ -161,8 +152,7 @@ def locate_tensor(file: IO[bytes], offset: int, length: int) -> StoredArray:
         window.seek(member.header_offset)
         names, extra = struct.unpack("<26xHH", window.read(30))
     size = math.prod(shape) * ELEMENT_BYTES[dtype]
-    contiguous = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
-    if first or size != member.file_size or (size and not _same_order(shape, strides, contiguous)):
+    if first or size != member.file_size or (size and not _has_c_order(shape, strides)):
         raise Damage(f"its tensor of shape {list(shape)} is not contiguous, or not all of its storage")
     start = offset + member.header_offset + 30 + names + extra
     if start + size > offset + length:
@@ -198,9 +188,14 @@ def compute_checksum(file: IO[bytes], stored: StoredArray) -> int:
     return checksum
 
 
-def _same_order(shape: tuple[int, ...], strides: tuple[int, ...], contiguous: tuple[int, ...]) -> bool:
+def _list_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of C order, in elements."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def _has_c_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Return whether strides are those of C order; the stride of an axis of one element has no meaning."""
-    return all(size == 1 or a == b for size, a, b in zip(shape, strides, contiguous, strict=True))
+    return all(size == 1 or a == b for size, a, b in zip(shape, strides, _list_strides(shape), strict=True))
 
 
 class _Storage(NamedTuple):
@@ -208,72 +203,35 @@ class _Storage(NamedTuple):
     key: str
 
 
-class _DescriptionReader(pickle.Unpickler):
-    """Reads data.pkl: it names two functions and a storage class, and none of them is called."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
-            return _rebuild
-        if (module, name) == ("collections", "OrderedDict"):
-            return _nothing
-        if module == "torch" and name in _DTYPES:
-            return _DTYPES[name]
-        raise Damage(f"its description names {module[:100]}.{name[:100]}, which a tensor does not need: do not load it")
-
-    def persistent_load(self, identifier: Any) -> _Storage:
-        kind, dtype, key = identifier[:3]
-        if kind != "storage" or dtype not in ELEMENT_BYTES or not (isinstance(key, str) and key.isdigit()):
-            raise Damage("its description names another storage than that of a tensor")
-        return _Storage(dtype, key)
+_NAMES: dict[str, str | Callable[[tuple[Any, ...]], Any]] = {
+    "torch._utils._rebuild_tensor_v2": lambda arguments: arguments,
+    "collections.OrderedDict": lambda _: {},
+    **{f"torch.{storage}": dtype for dtype, storage in _STORAGES.items()},
+}
+"""What stands for the names in the description of a tensor; a storage's class is the name of its dtype."""
 
 
-def _rebuild(storage: Any, first: Any, shape: Any, strides: Any, *_: Any) -> tuple[Any, ...]:
-    return storage, first, shape, strides
-
-
-def _nothing(*_: Any) -> None:
-    """Stand for an empty OrderedDict."""
+def _find_storage(identifier: Any) -> _Storage:
+    """Return the storage of a persistent id: "storage", its class, its key, its location, its number of elements."""
+    kind, dtype, key = identifier[:3]
+    is_text = isinstance(dtype, str) and isinstance(key, str)  # a tuple within tuples must not be hashed
+    if kind != "storage" or not is_text or dtype not in ELEMENT_BYTES or not key.isdigit():
+        raise Damage("its description names another storage than that of a tensor")
+    return _Storage(dtype, key)
 
 
 def _read_description(data: bytes) -> tuple[str, str, tuple[int, ...], tuple[int, ...], int]:
-    for opcode, _, _ in pickletools.genops(data):
-        if opcode.name not in _OPCODES:
-            raise Damage(f"its description has the opcode {opcode.name}, which a tensor does not need: do not load it")
-    value = _DescriptionReader(io.BytesIO(data)).load()
-    if not isinstance(value, tuple) or len(value) != 4 or not isinstance(value[0], _Storage):
+    try:
+        value = load_pickle(data, _NAMES.get, find_storage=_find_storage)
+    except DamagedPickle as problem:
+        raise Damage(f"its description is damaged: {problem}") from None
+    except RefusedPickle as problem:
+        raise Damage(f"its description {problem}, which a tensor does not need: do not load it") from None
+    if not isinstance(value, tuple) or len(value) < 4 or not isinstance(value[0], _Storage):
         raise Damage("it does not contain one tensor")
-    storage, first, shape, strides = value
+    storage, first, shape, strides = value[:4]
     numbers = (first, *shape, *strides)
-    if len(shape) != len(strides) or any(type(number) is not int or number < 0 for number in numbers):
+    is_long = len(shape) > MAX_DIMENSIONS
+    if is_long or len(shape) != len(strides) or any(type(number) is not int or number < 0 for number in numbers):
         raise Damage("its tensor has an invalid shape")
     return storage.dtype, storage.key, tuple(shape), tuple(strides), first
-
-
-class _Window(io.RawIOBase):
-    """A part of a file, as a file."""
-
-    def __init__(self, file: IO[bytes], offset: int, length: int) -> None:
-        self._file, self._offset, self._length, self._position = file, offset, length, 0
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}[whence]
-        if base + offset < 0:
-            raise Damage("its directory starts before it")
-        self._position = base + offset
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def read(self, size: int = -1) -> bytes:
-        left = max(0, self._length - self._position)
-        size = left if size < 0 else min(size, left)
-        if size > 1 << 26:
-            raise Damage("its directory is too large")
-        self._file.seek(self._offset + self._position)
-        data = self._file.read(size)
-        self._position += len(data)
-        return data

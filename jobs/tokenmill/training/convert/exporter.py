@@ -25,10 +25,11 @@ import numpy as np
 
 from tokenmill.errors import RequestError
 from tokenmill.files.codec import content_id, read_json, readable_json
+from tokenmill.files.named_file import open_file
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.stage_input import check_no_overlap
 from tokenmill.machine import available_cpus
-from tokenmill.tokens.tokenizer_files import KNOWN_FILES
+from tokenmill.tokens.tokenizer_files import list_known_files
 from tokenmill.training.checkpoints.metadata import Damage
 from tokenmill.training.checkpoints.model_record import MODEL_RECORD, TOKENIZER, ModelRecord, read_model_record
 from tokenmill.training.checkpoints.repair import examine_tracked, list_checkpoints
@@ -36,6 +37,7 @@ from tokenmill.training.checkpoints.torch_dist import RELEASE, Checkpoint, exami
 from tokenmill.training.convert import importer
 from tokenmill.training.convert.archive import TORCH_DTYPES, StoredArray, compute_checksum, locate_tensor, read_bytes
 from tokenmill.training.convert.huggingface import (
+    ARCHITECTURES,
     CONFIG,
     build_config,
     choose_family,
@@ -56,7 +58,7 @@ from tokenmill.training.convert.mapping import (
 from tokenmill.training.convert.metadata import CheckpointTensor, TensorPart, read_metadata
 from tokenmill.training.convert.model_card import ExportedModel, write_model_card
 from tokenmill.training.convert.output import BLOCK_BYTES, ConversionOutput, FileToWrite
-from tokenmill.training.convert.safetensors import ELEMENT_BYTES, INDEX, SINGLE, encode_header, encode_index
+from tokenmill.training.convert.safetensors import ELEMENT_BYTES, INDEX, SINGLE, encode_header, encode_index, list_some
 from tokenmill.training.model import Model
 from tokenmill.typed_json import convert_json
 
@@ -173,8 +175,8 @@ def export_model(plan: ExportPlan, output: Path, reporter: Reporter) -> None:
             }
             tree.write_atomic(output / INDEX, encode_index(sizes))
         if plan.tokenizer:
-            for name in sorted(KNOWN_FILES - {CONFIG, GENERATION_CONFIG}):
-                if (plan.tokenizer / name).is_file():
+            for name in list_known_files(plan.tokenizer):
+                if name not in (CONFIG, GENERATION_CONFIG):
                     tree.write_atomic(output / name, (plan.tokenizer / name).read_bytes())
         generation = plan.generation_config or _generation_config(plan)
         tree.write_atomic(output / GENERATION_CONFIG, readable_json(generation))
@@ -250,13 +252,14 @@ def _choose_config(
     dtype = TORCH_DTYPES.get(embedding.dtype if embedding else "BF16", "bfloat16")
     if base is not None:
         imported = parse_config(base.config, base.model.name, CONFIG)
-        if has_same_architecture(imported.model, model):
-            config = {**base.config, "vocab_size": vocabulary}
+        if has_same_architecture(imported.model, model) and imported.model.positions == model.positions:
+            kind = base.config["model_type"]
+            config = {**base.config, "architectures": [ARCHITECTURES[kind]], "vocab_size": vocabulary}
             key = "dtype" if "dtype" in config else "torch_dtype"
             return imported.family, {**config, key: dtype}
     family = choose_family(model)[1]
     eod = record.eod if record else None
-    return family, build_config(model, vocabulary, dtype, eos=eod, bos=None)
+    return family, build_config(model, vocabulary, dtype, eos=eod, bos=None, base=base.config if base else None)
 
 
 def _adapt(piece: TensorPiece, tensors: dict[str, CheckpointTensor]) -> TensorPiece:
@@ -293,7 +296,7 @@ def _check_tensors(
         if key in tensors and tensors[key].dtype not in ELEMENT_BYTES
     ]
     listed = ((missing, "missing: "), (extra, "not part of the architecture: "), (shapes, ""), (dtypes, ""))
-    if problems := [text + importer.list_some(items, "; ") for items, text in listed if items]:
+    if problems := [text + list_some(items, "; ") for items, text in listed if items]:
         raise RequestError(
             f"the weights in {checkpoint.path} are not those of the architecture:\n"
             + "\n".join(f"  - {problem}" for problem in problems)
@@ -433,7 +436,7 @@ class _CheckpointReader:
         path = self._plan.checkpoint.path / part.file
         file = self._files.get(part.file)
         if file is None:
-            file = self._files[part.file] = self._stack.enter_context(path.open("rb"))
+            file = self._files[part.file] = self._stack.enter_context(open_file(path))
         with _explain_damage(path, key, part):
             stored = _locate_part(file, part, dtype)
             buffer = np.empty(stored.bytes, np.uint8)
@@ -455,7 +458,7 @@ def _verify_parts(plan: ExportPlan, reporter: Reporter) -> None:
 
     def verify(key: str, part: TensorPart) -> None:
         path = plan.checkpoint.path / part.file
-        with path.open("rb", buffering=0) as file, _explain_damage(path, key, part):
+        with open_file(path, buffering=0) as file, _explain_damage(path, key, part):
             stored = _locate_part(file, part, plan.tensors[key].dtype)
             _compare_checksums(compute_checksum(file, stored), stored)
         done.append(part.length)

@@ -9,15 +9,19 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
 from tokenmill.errors import RequestError
 from tokenmill.training.convert.mapping import Family, derive_layout
+from tokenmill.training.convert.safetensors import SINGLE, read_json_file
 from tokenmill.training.model import Model, model_from_fields
-from tokenmill.typed_json import decode_json
 
 CONFIG = "config.json"
 MAX_CONFIG_BYTES = 10_000_000
+
+MAX_NESTING = 50
+"""Maximum depth of a configuration file; Python's JSON encoder fails at a few hundred."""
+
+MAX_SHOWN_CHARACTERS = 200
+"""Maximum characters of a value in a message."""
 
 LLAMA3_SCALING = {"low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192}
 """The values of Llama 3's rotary scaling that Megatron-LM has built in."""
@@ -33,6 +37,68 @@ _FAMILIES: dict[str, Family] = {
     "mixtral": "mixtral",
     "gpt2": "gpt2",
 }
+
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+}
+"""The class of transformers for each model type."""
+
+_ROTARY_DEFAULTS: dict[str, Any] = {
+    **{"vocab_size": 32_000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32},
+    **{"head_dim": None, "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10_000.0},
+    **{"tie_word_embeddings": False, "attention_bias": False, "attention_dropout": 0.0, "mlp_bias": False},
+    **{"sliding_window": None, "layer_types": None},
+}
+_MISTRAL_DEFAULTS: dict[str, Any] = {
+    **_ROTARY_DEFAULTS,
+    **{"intermediate_size": 14_336, "num_key_value_heads": 8, "max_position_embeddings": 131_072},
+}
+_QWEN_DEFAULTS: dict[str, Any] = {
+    **_ROTARY_DEFAULTS,
+    **{"vocab_size": 151_936, "intermediate_size": 22_016, "num_key_value_heads": 32},
+    **{"max_position_embeddings": 32_768, "use_sliding_window": False, "sliding_window": 4096},
+    **{"max_window_layers": 28},
+}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {
+        **_ROTARY_DEFAULTS,
+        **{"intermediate_size": 11_008, "num_key_value_heads": None, "max_position_embeddings": 2048},
+    },
+    "mistral": {**_MISTRAL_DEFAULTS, "sliding_window": 4096},
+    "qwen2": _QWEN_DEFAULTS,
+    "qwen3": {**_QWEN_DEFAULTS, "head_dim": 128},
+    "mixtral": {
+        **_MISTRAL_DEFAULTS,
+        **{"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0, "num_local_experts": 8, "num_experts_per_tok": 2},
+    },
+    "gpt2": {
+        **{"vocab_size": 50_257, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "n_inner": None},
+        **{"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "resid_pdrop": 0.1, "attn_pdrop": 0.1},
+        **{"tie_word_embeddings": True, "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
+        "add_cross_attention": False,
+    },
+}
+"""The value of each key that is read, where a config.json lacks the key: those of transformers' configuration classes.
+
+`rope_theta` is the class attribute default_theta. A test compares the table with the classes.
+"""
+
+_OTHER_NAMES: dict[str, dict[str, str]] = {
+    "mixtral": {"num_experts": "num_local_experts"},
+    "gpt2": {
+        **{"hidden_size": "n_embd", "max_position_embeddings": "n_positions"},
+        **{"num_attention_heads": "n_head", "num_hidden_layers": "n_layer"},
+    },
+}
+"""Other names of keys, by model type: the attribute_map of the classes. A value under the other name wins."""
+
+_ROPE_KEYS = frozenset(("rope_type", "type", "rope_theta", "partial_rotary_factor"))
+_LLAMA3_KEYS = frozenset((*LLAMA3_SCALING, "factor"))
 
 
 class HubModel(NamedTuple):
@@ -58,13 +124,23 @@ def read_config(directory: Path, name: str) -> HubModel:
     path = directory / CONFIG
     if not path.is_file():
         raise RequestError(f"{directory} has no {CONFIG}; use the directory of a model, as save_pretrained writes it")
-    if path.stat().st_size > MAX_CONFIG_BYTES:
-        raise RequestError(f"{path} has {path.stat().st_size:,} bytes, which is too many; copy the file again")
-    try:
-        config = decode_json(path.read_bytes(), dict[str, Any])
-    except msgspec.MsgspecError as error:
-        raise RequestError(f"{path} is damaged: {error}; copy the file again") from None
-    return parse_config(config, name, str(path))
+    return parse_config(read_json_object(path), name, str(path))
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return the content of a configuration file.
+
+    Raises:
+        RequestError: the file is not a regular file, too large, not a JSON object, or nested too deeply.
+    """
+    value: dict[str, Any] = read_json_file(path, dict[str, Any], MAX_CONFIG_BYTES)
+    level: list[Any] = [value]
+    for _ in range(MAX_NESTING):
+        parts = [part.values() if isinstance(part, dict) else part for part in level]
+        level = [inner for part in parts for inner in part if isinstance(inner, dict | list)]
+        if not level:
+            return value
+    raise RequestError(f"{path} is nested more than {MAX_NESTING} levels deep; copy the file again")
 
 
 def parse_config(config: dict[str, Any], name: str, source: str) -> HubModel:
@@ -73,16 +149,23 @@ def parse_config(config: dict[str, Any], name: str, source: str) -> HubModel:
     Raises:
         RequestError: a value is missing or invalid, or Megatron-LM does not compute the model in the same way.
     """
-    reader = _Reader(config, source)
-    kind = reader.value("model_type", str)
+    kind = _Reader(config, source, {}).value("model_type", str)
     family = _FAMILIES.get(kind)
     if family is None:
         raise RequestError(
             f"{source}: the model type {kind[:100]!r} is not supported; choose a model of the types "
             f"{', '.join(sorted(_FAMILIES))}"
         )
+    other_names = {key: config[name] for name, key in _OTHER_NAMES.get(kind, {}).items() if name in config}
+    reader = _Reader({**config, **other_names}, source, DEFAULTS[kind])
     if "quantization_config" in config:
         raise reader.refuse("quantization_config", "quantized weights", "use the weights before the quantization")
+    if config.get("per_layer_config"):
+        raise reader.refuse("per_layer_config", "layers with different settings")
+    if config.get("is_causal", True) is not True:
+        raise reader.refuse("is_causal", "attention to later tokens")
+    if config.get("transformers_weights") is not None:
+        raise reader.refuse("transformers_weights", "weights under another name", f"rename the file to {SINGLE}")
     fields = _gpt2_fields(reader) if family == "gpt2" else _llama_fields(reader, kind)
     fields = {key: value for key, value in fields.items() if value is not None}
     model = model_from_fields({"name": name, **fields}, source)
@@ -95,17 +178,18 @@ def parse_config(config: dict[str, Any], name: str, source: str) -> HubModel:
 
 
 def _llama_fields(reader: "_Reader", kind: str) -> dict[str, Any]:
-    config = reader.config
     if reader.value("hidden_act", str) != "silu":
         raise reader.refuse("hidden_act", "another activation than silu")
-    if kind != "qwen2" and config.get("attention_bias"):
+    if kind != "qwen2" and reader.flag("attention_bias"):
         raise reader.refuse("attention_bias", "biases in the attention of this model type")
-    if config.get("mlp_bias"):
+    if reader.flag("mlp_bias"):
         raise reader.refuse("mlp_bias", "biases in the feed-forward layers")
     hidden, heads = reader.count("hidden_size"), reader.count("num_attention_heads")
     groups, length = reader.count("num_key_value_heads", heads), reader.count("max_position_embeddings")
-    head = reader.count("head_dim", hidden // heads)
-    length, note = _check_window(reader, length)
+    head = reader.count("head_dim", hidden // heads if reader.defaults["head_dim"] is None else None)
+    if head % 2:
+        raise reader.refuse("head_dim", f"rotary embeddings of heads with the odd width {head}")
+    length, note = _limit_to_window(reader, kind, length)
     fields = {
         "note": note,
         "numLayers": reader.count("num_hidden_layers"),
@@ -124,65 +208,90 @@ def _llama_fields(reader: "_Reader", kind: str) -> dict[str, Any]:
         "addBiasLinear": False,
         "addQkvBias": kind == "qwen2" or None,
         "qkLayernorm": kind == "qwen3" or None,
-        "untieEmbeddings": not config.get("tie_word_embeddings", False),
+        "untieEmbeddings": not reader.flag("tie_word_embeddings"),
         "hiddenDropout": 0.0,
-        "attentionDropout": 0.0,
+        "attentionDropout": reader.share("attention_dropout"),
         "vocabularySize": reader.count("vocab_size"),
         "embeddingRows": reader.count("vocab_size"),
     }
     if kind == "mixtral":
-        fields["numExperts"] = reader.count("num_local_experts")
-        fields["expertsPerToken"] = reader.count("num_experts_per_tok")
-        if fields["expertsPerToken"] > fields["numExperts"]:
-            raise reader.refuse("num_experts_per_tok", f"{fields['expertsPerToken']} of {fields['numExperts']} experts")
+        experts, chosen = reader.count("num_local_experts"), reader.count("num_experts_per_tok")
+        fields |= {"numExperts": experts, "expertsPerToken": chosen}
+        if chosen > experts:
+            raise reader.refuse("num_experts_per_tok", f"{chosen} of {experts} experts")
+        if chosen == 1:  # the gate of Mixtral gives the one expert the weight 1, which has no gradient
+            raise reader.refuse("num_experts_per_tok", "1 expert per token with the router of Mixtral")
     return fields
 
 
 def _rotary_fields(reader: "_Reader") -> dict[str, Any]:
-    """Return base and scaling of the rotary embedding, which transformers 4 and 5 store under different names."""
+    """Return base and scaling of the rotary embedding.
+
+    transformers 4 stores them as `rope_theta` and `rope_scaling`, transformers 5 as `rope_parameters`. If a config has
+    both, transformers reads `rope_scaling`, and nothing in `rope_parameters`.
+    """
     config = reader.config
-    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(parameters, dict):
-        raise reader.refuse("rope_parameters", "a value that is not an object")
-    base = parameters.get("rope_theta", config.get("rope_theta", 10_000.0))
-    if not isinstance(base, int | float) or not math.isfinite(base) or base != int(base):
-        raise reader.refuse("rope_theta", f"a base of {base!r}, which is not a whole number")
-    if parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
+    objects = {key: config[key] for key in ("rope_scaling", "rope_parameters") if config.get(key) is not None}
+    for key, value in objects.items():
+        if not isinstance(value, dict):
+            raise reader.refuse(key, "a value that is not an object")
+    key = next((name for name, value in objects.items() if value), "rope_parameters")
+    parameters: dict[str, Any] = objects.get(key, {})
+    base = parameters.get("rope_theta", config.get("rope_theta", reader.defaults["rope_theta"]))
+    if type(base) not in (int, float) or not math.isfinite(base) or base != int(base):
+        raise reader.refuse("rope_theta", f"a base of {reader.show(base)}, which is not a whole number")
+    if parameters.get("partial_rotary_factor", config.get("partial_rotary_factor")) not in (None, 1.0):
         raise reader.refuse("partial_rotary_factor", "rotary embedding of a part of each head")
     kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind not in ("default", "llama3"):
+        raise reader.refuse(key, f"rotary scaling of the type {reader.show(kind)}")
+    if unknown := sorted(parameters.keys() - _ROPE_KEYS - (_LLAMA3_KEYS if kind == "llama3" else set())):
+        raise reader.refuse(key, f"the keys {reader.show(unknown)} with the type {kind}")
     if kind == "default":
         return {"rotaryBase": int(base)}
-    if kind != "llama3":
-        raise reader.refuse("rope_parameters", f"rotary scaling of the type {str(kind)[:100]!r}")
-    different = {name: parameters.get(name) for name, value in LLAMA3_SCALING.items() if parameters.get(name) != value}
+    scaling = {"original_max_position_embeddings": reader.count("max_position_embeddings"), **parameters}
+    different = {name: scaling.get(name) for name, value in LLAMA3_SCALING.items() if scaling.get(name) != value}
     if different:
-        raise reader.refuse("rope_parameters", f"the values {different}; it has {LLAMA3_SCALING} built in")
-    return {"rotaryBase": int(base), "ropeScalingFactor": float(parameters.get("factor", 8.0))}
+        raise reader.refuse(key, f"the values {reader.show(different)}; it has {LLAMA3_SCALING} built in")
+    factor: Any = parameters.get("factor")
+    if type(factor) not in (int, float) or factor <= 0:
+        raise RequestError(
+            f"{reader.source}: {key}: the factor of the type llama3 is {reader.show(factor)}, but must be a number "
+            "above 0; correct the file"
+        )
+    return {"rotaryBase": int(base), "ropeScalingFactor": float(factor)}
 
 
-def _check_window(reader: "_Reader", length: int) -> tuple[int, str | None]:
-    """Return the longest sequence without an effect of a sliding window, and a note if a window limits it."""
-    config = reader.config
-    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
-    kinds = reader.value("layer_types", list, [])
-    sliding = [kind for kind in kinds if kind != "full_attention"]
-    if window is None and not sliding:
-        return length, None
-    if not isinstance(window, int) or window < 1:
+def _limit_to_window(reader: "_Reader", kind: str, length: int) -> tuple[int, str | None]:
+    """Return the longest sequence without an effect of a sliding window, and a note if a window limits it.
+
+    As in transformers, Mistral and Mixtral have the window in all layers; Qwen only with `use_sliding_window`, in the
+    layers from `max_window_layers` on, or in those that `layer_types` names; Llama ignores it.
+    """
+    kinds = reader.value("layer_types", list) or []
+    window = None if kind == "llama" else reader.config.get("sliding_window", reader.defaults["sliding_window"])
+    if kind in ("qwen2", "qwen3"):
+        window = window if reader.flag("use_sliding_window") else None
+        all_full = reader.value("max_window_layers", int) >= reader.count("num_hidden_layers")
+        if window is not None and ("sliding_attention" not in kinds if kinds else all_full):
+            window = None
+    if any(layer != "full_attention" and (layer != "sliding_attention" or window is None) for layer in kinds):
         raise reader.refuse("layer_types", "attention of another type than full_attention")
+    if window is None:
+        return length, None
+    if type(window) is not int or window < 1:
+        raise reader.refuse("sliding_window", f"a window of {reader.show(window)}")
     if window >= length:
         return length, None
     return window, f"the model has sliding windows of {window:,} tokens, so seqLength must not exceed {window:,}"
 
 
 def _gpt2_fields(reader: "_Reader") -> dict[str, Any]:
-    config = reader.config
-    if reader.value("activation_function", str, "gelu_new") not in TANH_GELU:
+    if reader.value("activation_function", str) not in TANH_GELU:
         raise reader.refuse("activation_function", f"another activation than {', '.join(TANH_GELU)}")
-    unsupported = {"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False, "scale_attn_weights": True}
-    for key, usual in unsupported.items():
-        if config.get(key, usual) != usual:
-            raise reader.refuse(key, f"the value {config[key]!r}")
+    for key in ("scale_attn_by_inverse_layer_idx", "add_cross_attention", "scale_attn_weights"):
+        if reader.flag(key) != reader.defaults[key]:
+            raise reader.refuse(key, f"the value {reader.show(reader.config[key])}")
     hidden, heads, positions = reader.count("n_embd"), reader.count("n_head"), reader.count("n_positions")
     if hidden % heads:
         raise reader.refuse("n_head", f"{heads} heads for a width of {hidden}")
@@ -197,44 +306,54 @@ def _gpt2_fields(reader: "_Reader") -> dict[str, Any]:
         "normalization": "LayerNorm",
         "normEpsilon": reader.value("layer_norm_epsilon", float),
         "positionEmbedding": "learned_absolute",
-        "untieEmbeddings": not config.get("tie_word_embeddings", True),
-        "hiddenDropout": reader.share("resid_pdrop", 0.1),
-        "attentionDropout": reader.share("attn_pdrop", 0.1),
+        "untieEmbeddings": not reader.flag("tie_word_embeddings"),
+        "hiddenDropout": reader.share("resid_pdrop"),
+        "attentionDropout": reader.share("attn_pdrop"),
         "vocabularySize": reader.count("vocab_size"),
         "embeddingRows": reader.count("vocab_size"),
     }
 
 
 class _Reader:
-    """Values of a config, with errors that name the key."""
+    """Values of a config or their defaults, with errors that name the key."""
 
-    def __init__(self, config: dict[str, Any], source: str) -> None:
-        self.config, self.source = config, source
+    def __init__(self, config: dict[str, Any], source: str, defaults: dict[str, Any]) -> None:
+        self.config, self.source, self.defaults = config, source, defaults
 
-    def value(self, key: str, kind: type, default: object = None) -> Any:
-        value = self.config.get(key)
-        value = default if value is None else value
+    def value(self, key: str, kind: type) -> Any:
+        """Return a value of one type; None only where that is the default."""
+        default = self.defaults.get(key)
+        value = self.config.get(key, default)
         if kind is float and type(value) is int:
             value = float(value)
-        if type(value) is not kind:
+        if type(value) is not kind and not (value is None and key in self.defaults and default is None):
             raise RequestError(
-                f"{self.source}: {key} is {repr(value)[:100]}, but must be of type {kind.__name__}; correct the file"
+                f"{self.source}: {key} is {self.show(value)}, but must be of type {kind.__name__}; correct the file"
             )
         return value
 
-    def count(self, key: str, default: int | None = None) -> int:
-        """Return a number above 0."""
-        value: int = self.value(key, int, default)
-        if value < 1:
-            raise RequestError(f"{self.source}: {key} is {value}, but must be above 0; correct the file")
+    def flag(self, key: str) -> bool:
+        """Return a boolean; null counts as false."""
+        return self.config.get(key, ...) is not None and bool(self.value(key, bool))
+
+    def count(self, key: str, if_null: int | None = None) -> int:
+        """Return a number above 0; `if_null` is the meaning of null."""
+        value = self.value(key, int) if self.config.get(key, self.defaults[key]) is not None else if_null
+        if value is None or value < 1:
+            raise RequestError(f"{self.source}: {key} is {self.show(value)}, but must be above 0; correct the file")
         return value
 
-    def share(self, key: str, default: float) -> float:
+    def share(self, key: str) -> float:
         """Return a number from 0 to below 1."""
-        value: float = self.value(key, float, default)
+        value: float = self.value(key, float)
         if not 0 <= value < 1:
             raise RequestError(f"{self.source}: {key} is {value}, but must be from 0 to below 1; correct the file")
         return value
+
+    def show(self, value: object) -> str:
+        """Return a value for a message."""
+        text = repr(value)
+        return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}..."
 
     def refuse(self, key: str, feature: str, remedy: str = "use another model") -> RequestError:
         return RequestError(
@@ -267,45 +386,70 @@ def choose_family(model: Model) -> tuple[str, Family]:
     )
 
 
-def build_config(model: Model, vocab_size: int, dtype: str, eos: int | None, bos: int | None) -> dict[str, Any]:
-    """Return a config.json for a model that was not imported; `dtype` is torch's name of the dtype of the weights.
+def build_config(
+    model: Model, vocab_size: int, dtype: str, eos: int | None, bos: int | None, base: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return a config.json for a model.
+
+    Args:
+        model: the architecture.
+        vocab_size: rows of the embedding.
+        dtype: torch's name of the dtype of the weights.
+        eos: the id of the token that ends a document.
+        bos: the id of the token that starts one.
+        base: the config of the model that the run started with. Its keys stay that do not describe the architecture,
+            such as the ids of the special tokens.
 
     Raises:
         RequestError: transformers has no such architecture.
     """
     kind, family = choose_family(model)
-    tokens = {"bos_token_id": bos, "eos_token_id": eos, "vocab_size": vocab_size, "torch_dtype": dtype}
-    tokens["tie_word_embeddings"] = not model.untie_embeddings
-    ffn = derive_layout(model).ffn
-    if family == "gpt2":
-        return {
-            "architectures": ["GPT2LMHeadModel"],
-            "model_type": kind,
-            "activation_function": "gelu_new",
-            "n_embd": model.hidden_size,
-            "n_head": model.num_attention_heads,
-            "n_inner": ffn,
-            "n_layer": model.num_layers,
-            "n_positions": model.positions,
-            "layer_norm_epsilon": model.norm_epsilon,
-            "resid_pdrop": model.hidden_dropout,
-            "embd_pdrop": model.hidden_dropout,
-            "attn_pdrop": model.attention_dropout,
-            "initializer_range": model.init_method_std,
-            **tokens,
-        }
+    if base and (kind, base["model_type"]) == ("llama", "mistral"):
+        kind = "mistral"  # the same function, without a window
+    config = _describe_gpt2(model) if family == "gpt2" else _describe_rotary(model, kind)
+    config |= {"bos_token_id": bos, "eos_token_id": eos, "vocab_size": vocab_size, "torch_dtype": dtype}
+    config |= {"tie_word_embeddings": not model.untie_embeddings}
+    if base is None:
+        return config
+    replaced = {"rope_theta", "rope_scaling", "rope_parameters", "dtype", *_OTHER_NAMES.get(kind, {})}
+    kept = {"initializer_range", "router_aux_loss_coef", "bos_token_id", "eos_token_id"}
+    config = {key: value for key, value in config.items() if key not in kept}
+    config |= {key: value for key, value in base.items() if key not in config and key not in replaced}
+    # Megatron-LM trained without windows.
+    windows = {"sliding_window": None, "use_sliding_window": False, "layer_types": None}
+    return config | {key: value for key, value in windows.items() if key in config}
+
+
+def _describe_gpt2(model: Model) -> dict[str, Any]:
+    return {
+        "architectures": [ARCHITECTURES["gpt2"]],
+        "model_type": "gpt2",
+        "activation_function": "gelu_new",
+        "n_embd": model.hidden_size,
+        "n_head": model.num_attention_heads,
+        "n_inner": derive_layout(model).ffn,
+        "n_layer": model.num_layers,
+        "n_positions": model.positions,
+        "layer_norm_epsilon": model.norm_epsilon,
+        "resid_pdrop": model.hidden_dropout,
+        "embd_pdrop": model.hidden_dropout,
+        "attn_pdrop": model.attention_dropout,
+        "initializer_range": model.init_method_std,
+    }
+
+
+def _describe_rotary(model: Model, kind: str) -> dict[str, Any]:
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(model.rotary_base)}
     if model.rope_scaling_factor:
         rope |= {"rope_type": "llama3", "factor": model.rope_scaling_factor, **LLAMA3_SCALING}
+    layout = derive_layout(model)
     config = {
-        "architectures": [
-            {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mixtral": "Mixtral"}[kind] + "ForCausalLM"
-        ],
+        "architectures": [ARCHITECTURES[kind]],
         "model_type": kind,
         "hidden_act": "silu",
         "hidden_size": model.hidden_size,
-        "head_dim": derive_layout(model).head_size,
-        "intermediate_size": (model.num_experts and model.expert_ffn_hidden_size) or ffn,
+        "head_dim": layout.head_size,
+        "intermediate_size": (model.num_experts and model.expert_ffn_hidden_size) or layout.ffn,
         "num_hidden_layers": model.num_layers,
         "num_attention_heads": model.num_attention_heads,
         "num_key_value_heads": model.num_query_groups or model.num_attention_heads,
@@ -314,7 +458,6 @@ def build_config(model: Model, vocab_size: int, dtype: str, eos: int | None, bos
         "initializer_range": model.init_method_std,
         "rope_theta": float(model.rotary_base),  # transformers 4
         "rope_parameters": rope,  # transformers 5
-        **tokens,
     }
     if model.rope_scaling_factor:
         config["rope_scaling"] = {key: value for key, value in rope.items() if key != "rope_theta"}

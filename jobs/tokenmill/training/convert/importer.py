@@ -14,6 +14,7 @@ import math
 import os
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -24,20 +25,31 @@ import numpy as np
 
 from tokenmill.errors import InputError, RequestError
 from tokenmill.files.codec import content_id, read_json, readable_json
+from tokenmill.files.named_file import open_file
+from tokenmill.files.tree import Tree
+from tokenmill.files.user_path import local_path, read_named_file
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.stage_input import check_no_overlap
-from tokenmill.tokens.tokenizer_files import KNOWN_FILES, MAX_FILE_BYTES
+from tokenmill.machine import available_cpus
+from tokenmill.tokens.tokenizer_files import MAX_FILE_BYTES, list_known_files
+from tokenmill.training.checkpoints.metadata import Extent
 from tokenmill.training.checkpoints.repair import TRACKER
 from tokenmill.training.checkpoints.torch_dist import RELEASE
 from tokenmill.training.convert.archive import encode_tensor, encode_value, encoded_length
-from tokenmill.training.convert.huggingface import CONFIG, HubModel, read_config
+from tokenmill.training.convert.huggingface import CONFIG, HubModel, read_config, read_json_object
 from tokenmill.training.convert.mapping import HubTensor, TensorPiece, list_extra_states, list_pieces
-from tokenmill.training.convert.metadata import CheckpointTensor, SavedValue, TensorPart, encode_metadata
+from tokenmill.training.convert.metadata import CheckpointTensor, TensorPart, encode_metadata
 from tokenmill.training.convert.output import BLOCK_BYTES, ConversionOutput, FileRecord, FileToWrite
-from tokenmill.training.convert.safetensors import ELEMENT_BYTES, StoredTensor, list_weight_files, read_tensors
+from tokenmill.training.convert.safetensors import (
+    ELEMENT_BYTES,
+    StoredTensor,
+    list_some,
+    list_weight_files,
+    read_tensors,
+)
 from tokenmill.training.convert.vocabulary import check_embedding_rows, describe_differences, read_vocabulary
 from tokenmill.training.model import Model, load_preset, model_from_fields
-from tokenmill.typed_json import convert_json, decode_json
+from tokenmill.typed_json import convert_json
 
 FILE_BYTES = 2 << 30
 """Bytes of a data file after which the next tensor starts a new one; a kill loses at most one file."""
@@ -47,10 +59,11 @@ MODEL_VALUES = "model.yaml"
 TOKENIZER = "tokenizer"
 GENERATION_CONFIG = "generation_config.json"
 
+_EXPONENTS = {"F32": 0x7F800000, "BF16": 0x7F80, "F16": 0x7C00}
+"""The bits of the exponent, which are all set in NaN and in infinity."""
+
 _BUFFERS = re.compile(r"(.*\.)?(attn\.(masked_)?bias|rotary_emb\.inv_freq)")
 """Names of tensors that older files contain and that are not weights."""
-MAX_LISTED = 10
-"""Maximum number of tensors that a message lists."""
 
 
 class ModelOrigin(NamedTuple):
@@ -90,6 +103,7 @@ class ImportPlan(NamedTuple):
     model: HubModel
     tensors: dict[str, StoredTensor]
     pieces: list[TensorPiece]
+    generation_config: dict[str, Any] | None
     contract: str
 
     @property
@@ -112,6 +126,11 @@ def plan_import(directory: Path, source: ModelOrigin) -> ImportPlan:
     model = read_config(directory, _model_name(source))
     tensors = read_tensors(list_weight_files(directory))
     prefix = "transformer." if "transformer.wte.weight" in tensors else ""
+    if (units := model.model.num_layers * (model.model.num_experts or 1)) > len(tensors):
+        raise RequestError(
+            f"the weights in {directory} have {len(tensors):,} tensors, but its {CONFIG} has num_hidden_layers x "
+            f"experts {units:,}; use a complete copy of a model whose config belongs to its weights"
+        )
     pieces = list_pieces(model.model, model.family, model.embedding_rows, prefix)
     _check_tensors(directory, model, tensors, pieces)
     if vocabulary := read_vocabulary(directory):
@@ -121,7 +140,9 @@ def plan_import(directory: Path, source: ModelOrigin) -> ImportPlan:
         "tensors": {name: [tensor.dtype, list(tensor.shape), tensor.start] for name, tensor in tensors.items()},
         "files": {path.name: _file_identity(path) for path in sorted({tensor.path for tensor in tensors.values()})},
     }
-    return ImportPlan(source, directory, model, tensors, pieces, content_id(identity))
+    path = directory / GENERATION_CONFIG
+    generation = read_json_object(path) if path.is_file() else None
+    return ImportPlan(source, directory, model, tensors, pieces, generation, content_id(identity))
 
 
 def import_model(plan: ImportPlan, output: Path, reporter: Reporter) -> ImportRecord:
@@ -136,6 +157,8 @@ def import_model(plan: ImportPlan, output: Path, reporter: Reporter) -> ImportRe
         _check_output(output, finished)
     conversion = ConversionOutput(output, "import")
     conversion.check_space(plan.bytes, output.glob(f"{RELEASE}/*.distcp"), "checkpoint")
+    if finished is None or finished.contract != plan.contract:
+        _check_values(plan, reporter)
     with conversion.hold():
         files = _plan_files(plan)
         outputs = [
@@ -188,13 +211,13 @@ def read_model_values(name: str) -> Model:
 
     if not name:
         raise RequestError("--model is empty; specify a preset or a file, or check that its shell variable is set")
-    path = Path(name)
+    path = local_path(name, "--model")
     if not path.is_file():
         if "/" in name or name.endswith((".yaml", ".yml", ".json")):
             raise RequestError(f"there is no file {name}; specify a preset, or a file of values such as {MODEL_VALUES}")
         return load_preset(name)
     try:
-        values = yaml.safe_load(path.read_text())
+        values = yaml.safe_load(read_named_file(path, "the model"))
         model = values["model"]
         fields = {key: value for key, value in (model.get("custom") or {}).items() if value is not None}
         size = str(model.get("size", "custom"))
@@ -314,10 +337,32 @@ def _check_tensors(
         )
 
 
-def list_some(items: list[str], separator: str = ", ") -> str:
-    """Return the first items of a list as text."""
-    more = f"{separator}and {len(items) - MAX_LISTED:,} more" if len(items) > MAX_LISTED else ""
-    return separator.join(items[:MAX_LISTED]) + more
+def _check_values(plan: ImportPlan, reporter: Reporter) -> None:
+    """Raise RequestError with the names of all tensors that contain NaN or infinity, with which every loss is NaN."""
+    names = list(dict.fromkeys(tensor.name for piece in plan.pieces for tensor in piece.tensors))
+    done: list[int] = []
+
+    def count(name: str) -> int:
+        stored = plan.tensors[name]
+        kind, exponent = (np.dtype(f"u{ELEMENT_BYTES[stored.dtype]}"), _EXPONENTS[stored.dtype])
+        invalid = 0
+        with _WeightReader(plan.tensors) as reader:
+            for block in reader.read_bytes(stored, 0, stored.bytes):
+                bits = np.frombuffer(block, kind) & exponent
+                invalid += int(np.count_nonzero(bits == exponent))
+        done.append(stored.bytes)
+        return invalid
+
+    with (
+        reporter.progress("check", plan.bytes, len(names), lambda: (sum(done), len(done))),
+        ThreadPoolExecutor(available_cpus()) as threads,
+    ):
+        counts = dict(zip(names, threads.map(count, names), strict=True))
+    if invalid := [f"{name} ({number:,} of its values)" for name, number in counts.items() if number]:
+        raise RequestError(
+            f"the weights in {plan.directory} contain NaN or infinity: {list_some(invalid)}; use another copy, or an "
+            "earlier state of the model"
+        )
 
 
 def _have_same_bytes(first: StoredTensor, second: StoredTensor) -> bool:
@@ -359,7 +404,7 @@ def _check_output(output: Path, finished: ImportRecord | None) -> None:
 
 def _is_tracked(output: Path) -> bool:
     try:
-        return (output / TRACKER).read_text() == RELEASE
+        return Tree(output).read(TRACKER) == RELEASE.encode()
     except OSError:
         return False
 
@@ -432,19 +477,22 @@ class _WeightReader:
                 part = np.ascontiguousarray(transposed[rows.tensor][rows.first : rows.first + rows.length])
                 yield part.data.cast("B")
                 continue
-            start, end = rows.first * row_bytes, (rows.first + rows.length) * row_bytes
-            for offset in range(start, end, BLOCK_BYTES):
-                yield self._read_bytes(stored, offset, min(BLOCK_BYTES, end - offset))
+            yield from self.read_bytes(stored, rows.first * row_bytes, rows.length * row_bytes)
 
     def _transpose(self, tensor: HubTensor, stored: StoredTensor) -> "np.ndarray[Any, Any]":
-        data = self._read_bytes(stored, 0, stored.bytes)
+        data = self._read_block(stored, 0, stored.bytes)
         kind = np.dtype(f"u{ELEMENT_BYTES[stored.dtype]}")
         return np.frombuffer(data, kind).reshape(tensor.stored_shape).T
 
-    def _read_bytes(self, stored: StoredTensor, offset: int, length: int) -> memoryview:
+    def read_bytes(self, stored: StoredTensor, start: int, length: int) -> Iterator[memoryview]:
+        """Yield a range of the bytes of a tensor in blocks."""
+        for offset in range(start, start + length, BLOCK_BYTES):
+            yield self._read_block(stored, offset, min(BLOCK_BYTES, start + length - offset))
+
+    def _read_block(self, stored: StoredTensor, offset: int, length: int) -> memoryview:
         file = self._files.get(stored.path)
         if file is None:
-            file = self._files[stored.path] = self._stack.enter_context(stored.path.open("rb", buffering=0))
+            file = self._files[stored.path] = self._stack.enter_context(open_file(stored.path, buffering=0))
         buffer = memoryview(bytearray(length))
         position = 0
         while position < length:
@@ -463,16 +511,15 @@ class _WeightReader:
 
 def _write_values(
     conversion: ConversionOutput, plan: ImportPlan, hashes: dict[str, FileRecord], content: str
-) -> list[SavedValue]:
+) -> dict[str, Extent]:
     """Write the values without tensors that Megatron-LM loads, and return where they are."""
     name = f"__0_{len(hashes)}.distcp"
     common = encode_value([_common_state()])
     nothing = encode_value([None])
     keys = list_extra_states(plan.model.model)
-    values = [SavedValue("common_state/shard_0_1", name, 0, len(common))]
-    values += [
-        SavedValue(key, name, len(common) + number * len(nothing), len(nothing)) for number, key in enumerate(keys)
-    ]
+    values = {"common_state/shard_0_1": Extent(name, 0, len(common))}
+    for number, key in enumerate(keys):
+        values[key] = Extent(name, len(common) + number * len(nothing), len(nothing))
     contract = content_id([content, "values"])
     path = f"{RELEASE}/{name}"
     hashes[name] = conversion.finished(path, contract) or conversion.write(
@@ -489,20 +536,14 @@ def _common_state() -> dict[str, object]:
 
 
 def _copy_tokenizer(directory: Path, conversion: ConversionOutput) -> None:
-    for name in sorted(KNOWN_FILES - {CONFIG, GENERATION_CONFIG}):
+    for name in list_known_files(directory):
         path = directory / name
-        if path.is_file() and path.stat().st_size <= MAX_FILE_BYTES:
+        if name not in (CONFIG, GENERATION_CONFIG) and path.stat().st_size <= MAX_FILE_BYTES:
             conversion.tree.make_directory(conversion.directory / TOKENIZER)
             conversion.tree.write_atomic(conversion.directory / TOKENIZER / name, path.read_bytes())
 
 
 def _make_record(plan: ImportPlan) -> ImportRecord:
-    generation, path = None, plan.directory / GENERATION_CONFIG
-    if path.is_file() and path.stat().st_size <= MAX_FILE_BYTES:
-        try:
-            generation = decode_json(path.read_bytes(), dict[str, Any])
-        except msgspec.MsgspecError as error:
-            raise RequestError(f"{path} is damaged: {error}; copy the file again, or remove it") from None
     dtypes = [plan.dtype(piece) for piece in plan.pieces]
     return ImportRecord(
         plan.source.uri,
@@ -511,7 +552,7 @@ def _make_record(plan: ImportPlan) -> ImportRecord:
         plan.model.model,
         plan.model.family,
         plan.model.config,
-        generation,
+        plan.generation_config,
         max(set(dtypes), key=dtypes.count),
     )
 

@@ -14,9 +14,10 @@ from tokenmill.training.checkpoints.metadata import Damage
 from tokenmill.training.checkpoints.repair import examine_tracked
 from tokenmill.training.checkpoints.torch_dist import is_older_format
 from tokenmill.training.convert.huggingface import choose_family
-from tokenmill.training.convert.importer import TOKENIZER, list_some, read_import
+from tokenmill.training.convert.importer import TOKENIZER, read_import
 from tokenmill.training.convert.mapping import VOCABULARY_KEYS, WEIGHTS, list_pieces
 from tokenmill.training.convert.metadata import CheckpointTensor, read_metadata
+from tokenmill.training.convert.safetensors import list_some
 from tokenmill.training.convert.vocabulary import describe_differences, read_vocabulary
 from tokenmill.training.model import Model
 from tokenmill.training.planner.layout import Layout

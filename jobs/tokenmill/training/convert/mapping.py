@@ -26,8 +26,8 @@ VOCABULARY_KEYS = frozenset((EMBEDDING, OUTPUT))
 MAX_LAYERS_AND_EXPERTS = 1 << 17
 """Maximum product of layers and experts, which bounds the table: DeepSeek-V3 has 15,616."""
 
-MAX_HEADS = 1 << 12
-"""Maximum number of attention heads."""
+MAX_LAYERS_AND_HEADS = 1 << 17
+"""Maximum product of layers and attention heads, which also bounds the table: GPT-3 has 9,216."""
 
 
 class TensorRows(NamedTuple):
@@ -101,11 +101,12 @@ def list_pieces(model: Model, family: Family, embedding_rows: int, prefix: str =
     Raises:
         RequestError: the model has more layers, experts or heads than any real model.
     """
-    units, heads = model.num_layers * (model.num_experts or 1), model.num_attention_heads
-    if units > MAX_LAYERS_AND_EXPERTS or heads > MAX_HEADS:
+    units, heads = model.num_layers * (model.num_experts or 1), model.num_layers * model.num_attention_heads
+    if units > MAX_LAYERS_AND_EXPERTS or heads > MAX_LAYERS_AND_HEADS:
         raise RequestError(
-            f"the model {model.name} has num_layers x num_experts {units:,} and num_attention_heads {heads:,}, but at "
-            f"most {MAX_LAYERS_AND_EXPERTS:,} and {MAX_HEADS:,} are supported; correct its configuration"
+            f"the model {model.name} has num_layers x num_experts {units:,} and num_layers x num_attention_heads "
+            f"{heads:,}, but at most {MAX_LAYERS_AND_EXPERTS:,} and {MAX_LAYERS_AND_HEADS:,} are supported; correct "
+            "its configuration"
         )
     pieces = _gpt2(model, embedding_rows, prefix) if family == "gpt2" else _llama(model, family, embedding_rows)
     return list(pieces)

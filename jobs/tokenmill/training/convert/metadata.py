@@ -1,19 +1,17 @@
 """.metadata of a torch_dist checkpoint: the tensors, their parts, and where their bytes are.
 
 .metadata is a pickle of torch.distributed.checkpoint's Metadata. `importer` writes one as opcodes, and `exporter` reads
-one into records: `checkpoints.metadata` first checks every opcode and every name in it, and then Python's unpickler
-builds the records below in place of torch's classes. No function that the pickle names is called.
+the records that `checkpoints.metadata` makes of one. No function that the pickle names is called.
 Source: torch/distributed/checkpoint/metadata.py.
 """
 
-import io
-import pickle
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tokenmill.training.checkpoints.metadata import Damage, read_extents
+from tokenmill.training.checkpoints.metadata import Damage, Extent, load_metadata, read_fields
 from tokenmill.training.convert.archive import TORCH_DTYPES
 from tokenmill.training.convert.opcodes import write_integer, write_text, write_tuple
+from tokenmill.training.convert.safetensors import MAX_DIMENSIONS
 
 _DTYPES = {torch_name: name for name, torch_name in TORCH_DTYPES.items()}
 
@@ -38,20 +36,11 @@ class CheckpointTensor(NamedTuple):
     parts: tuple[TensorPart, ...]
 
 
-class SavedValue(NamedTuple):
-    """A value without tensors, and the archive that contains it."""
-
-    key: str
-    file: str
-    start: int
-    length: int
-
-
 # -- writing
 
 
-def encode_metadata(tensors: Mapping[str, CheckpointTensor], values: Iterable[SavedValue]) -> bytes:
-    """Return the .metadata of a checkpoint."""
+def encode_metadata(tensors: Mapping[str, CheckpointTensor], values: Mapping[str, Extent]) -> bytes:
+    """Return the .metadata of a checkpoint; `values` are those without tensors, by key."""
     module = "torch.distributed.checkpoint.metadata"
     described: list[tuple[bytes, bytes]] = []
     stored: list[tuple[bytes, bytes]] = []
@@ -66,10 +55,10 @@ def encode_metadata(tensors: Mapping[str, CheckpointTensor], values: Iterable[Sa
         for part in tensor.parts:
             index = _object(module, "MetadataIndex", fqn=write_text(key), offset=_size(part.offsets), index=b"N")
             stored.append((index, _storage_info(part.file, part.start, part.length)))
-    for value in values:
-        described.append((write_text(value.key), _object(module, "BytesStorageMetadata")))
-        index = _object(module, "MetadataIndex", fqn=write_text(value.key), offset=b"N", index=b"N")
-        stored.append((index, _storage_info(value.file, value.start, value.length)))
+    for key, extent in values.items():
+        described.append((write_text(key), _object(module, "BytesStorageMetadata")))
+        index = _object(module, "MetadataIndex", fqn=write_text(key), offset=b"N", index=b"N")
+        stored.append((index, _storage_info(*extent)))
     metadata = _object(
         module,
         "Metadata",
@@ -120,28 +109,29 @@ def read_metadata(data: bytes) -> dict[str, CheckpointTensor]:
     Raises:
         Damage: the pickle is damaged, contains something that no checkpoint needs, or lacks the bytes of a tensor.
     """
-    read_extents(data)  # refuses every name and every key that would make the next line unsafe
+    metadata = load_metadata(data)
     try:
-        metadata = _RecordReader(io.BytesIO(data)).load()
-        described, stored = metadata.fields["state_dict_metadata"], metadata.fields["storage_data"]
-        places = {
-            (index.fields["fqn"], _sizes(index.fields["offset"])): info.fields
-            for index, info in stored.items()
-            if index.fields.get("offset") is not None
-        }
-        tensors = {}
-        for key, tensor in described.items():
-            if "chunks" in tensor.fields:
-                tensors[key] = _read_tensor(key, tensor.fields, places)
-    except (AttributeError, KeyError, TypeError, ValueError, IndexError, pickle.UnpicklingError) as problem:
+        places: dict[tuple[str, tuple[int, ...]], Extent] = {}
+        for index, extent in metadata.extents:
+            fields = read_fields(index)
+            if fields.get("offset") is not None:
+                places[_check(fields["fqn"], str), _sizes(fields["offset"])] = extent
+        tensors = {key: read_fields(tensor) for key, tensor in metadata.described.items()}
+        tensors = {_check(key, str): fields for key, fields in tensors.items() if "chunks" in fields}
+        # A pickle may name one long list a million times.
+        if sum(len(_check(fields["chunks"], list)) for fields in tensors.values()) > len(metadata.extents):
+            raise Damage(".metadata is damaged: it does not say where all parts of its tensors are")
+        return {key: _read_tensor(key, fields, places) for key, fields in tensors.items()}
+    except (AttributeError, KeyError, TypeError, IndexError) as problem:
         raise Damage(f".metadata is damaged: {type(problem).__name__} {str(problem)[:100]}") from None
-    return tensors
 
 
-def _read_tensor(key: str, fields: dict[str, Any], places: dict[Any, dict[str, Any]]) -> CheckpointTensor:
+def _read_tensor(
+    key: str, fields: dict[str, Any], places: dict[tuple[str, tuple[int, ...]], Extent]
+) -> CheckpointTensor:
     shape, parts = _sizes(fields["size"]), []
     for chunk in fields["chunks"]:
-        offsets, sizes = _sizes(chunk.fields["offsets"]), _sizes(chunk.fields["sizes"])
+        offsets, sizes = _sizes(chunk.state["offsets"]), _sizes(chunk.state["sizes"])
         if len(offsets) != len(shape) or len(sizes) != len(shape):
             raise Damage(f".metadata is damaged: a part of {key[:100]!r} has another number of axes")
         if any(start + size > whole for start, size, whole in zip(offsets, sizes, shape, strict=True)):
@@ -149,55 +139,21 @@ def _read_tensor(key: str, fields: dict[str, Any], places: dict[Any, dict[str, A
         place = places.get((key, offsets))
         if place is None:
             raise Damage(f".metadata is damaged: it does not say where the part {list(offsets)} of {key[:100]!r} is")
-        parts.append(TensorPart(offsets, sizes, place["relative_path"], place["offset"], place["length"]))
-    dtype = fields["properties"].fields["dtype"]
+        parts.append(TensorPart(offsets, sizes, *place))
+    properties = fields["properties"].state
+    dtype = _check(properties["dtype" if isinstance(properties, dict) else 0], str)
     return CheckpointTensor(shape, _DTYPES.get(dtype, dtype), tuple(parts))
 
 
 def _sizes(value: object) -> tuple[int, ...]:
-    if not isinstance(value, tuple) or any(type(size) is not int or size < 0 for size in value):
-        raise Damage(".metadata is damaged: a size is not a tuple of numbers")
+    sizes: tuple[int, ...] = _check(value, tuple)
+    if len(sizes) > MAX_DIMENSIONS or any(type(size) is not int or size < 0 for size in sizes):
+        raise Damage(".metadata is damaged: a size is not a short tuple of numbers")
+    return sizes
+
+
+def _check(value: Any, kind: type) -> Any:
+    """Return a value of a type; a tuple within tuples must not become a key."""
+    if type(value) is not kind:
+        raise TypeError(f"a value is not a {kind.__name__}")
     return value
-
-
-class _Record:
-    """Stands for an instance of any of torch's classes: its fields by name."""
-
-    __slots__ = ("fields",)
-
-    fields: dict[str, Any]
-
-    def __new__(cls, *_: object, **__: object) -> "_Record":
-        """Make a record without calling a constructor, as unpickling does."""
-        record = super().__new__(cls)
-        record.fields = {}
-        return record
-
-    def __setstate__(self, state: object) -> None:
-        if isinstance(state, dict):
-            self.fields = state
-        elif isinstance(state, tuple) and state:  # TensorProperties
-            self.fields = {"dtype": state[0]}
-
-
-class _RecordReader(pickle.Unpickler):
-    """Builds records in place of the classes that `checkpoints.metadata` has allowed."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("torch", "Size"):
-            return _to_tuple
-        if (module, name) == ("collections", "OrderedDict"):
-            return dict
-        if module == "torch":
-            return name
-        if (module, name) in (("torch.serialization", "_get_layout"), ("builtins", "getattr")):
-            return _nothing
-        return _Record
-
-
-def _to_tuple(items: Any = ()) -> tuple[Any, ...]:
-    return items if isinstance(items, tuple) else tuple(items) if isinstance(items, list) else ()
-
-
-def _nothing(*_: object) -> None:
-    """Stand for a function that is not called."""

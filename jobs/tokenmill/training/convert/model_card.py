@@ -7,6 +7,7 @@
 from typing import NamedTuple
 
 from tokenmill import __version__
+from tokenmill.printing import printable
 from tokenmill.training.checkpoints.model_record import ModelRecord
 
 DATASET = "hf://datasets/"
@@ -84,5 +85,5 @@ def _list_files(hashes: dict[str, str]) -> list[str]:
 
 def _escape(text: str) -> str:
     """Return text from a dataset's record, so that it cannot change the structure of the card."""
-    printable = "".join(character for character in text if character.isprintable())
-    return "".join(f"\\{character}" if character in "\\`*_|[]<>#!" else character for character in printable)[:300]
+    start = printable(text, 300)
+    return "".join(f"\\{character}" if character in "\\`*_|[]<>#!" else character for character in start)

@@ -22,10 +22,11 @@ import msgspec
 from tokenmill.errors import RequestError
 from tokenmill.files.codec import read_json, readable_json
 from tokenmill.files.hashing import sha256_of
-from tokenmill.files.lease import Lease, LeaseClaim, Liveness, current_process, new_token
+from tokenmill.files.lease import Lease, LeaseClaim, Liveness, current_process, new_token, remove_abandoned
+from tokenmill.files.named_file import naming
 from tokenmill.files.tree import Tree
-from tokenmill.flow.progress import format_bytes
 from tokenmill.machine import available_cpus, available_memory
+from tokenmill.printing import format_bytes
 from tokenmill.typed_json import convert_json
 
 BLOCK_BYTES = 16 << 20
@@ -116,6 +117,7 @@ class ConversionOutput:
         with lease.hold() as acquired:
             if not acquired:
                 raise RequestError(f"another process has started to write to {self.directory}; wait until it ends")
+            remove_abandoned(self.tree, "", self.records, *self.tree.directories())
             yield
 
     def _wait_for_end(self, lease: Lease[LeaseClaim]) -> bool:
@@ -196,10 +198,11 @@ class ConversionOutput:
                 if self._abandoned.is_set():
                     raise Abandoned
             calls.finish()
-            os.fsync(file.fileno())
+            with naming("sync", temporary):
+                os.fsync(file.fileno())
         record = FileRecord(contract, size, digest.hexdigest())
         self.tree.rename(temporary, self.directory / name, create=True)
-        self.tree.fsync(Path(name).parent if Path(name).parent != Path() else "")
+        self.tree.fsync(name.rpartition("/")[0])
         self.tree.write_atomic(self._record_path(name), readable_json(msgspec.to_builtins(record)))
         return record
 

@@ -10,26 +10,40 @@ import json
 import math
 import os
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from tokenmill.errors import RequestError
-from tokenmill.training.checkpoints.metadata import printable_name
+from tokenmill.files.named_file import open_file
+from tokenmill.printing import MAX_NAME, printable
 from tokenmill.typed_json import decode_json
 
-MAX_HEADER_BYTES = 100_000_000
-"""Maximum bytes of a header, as in the library."""
+MAX_HEADER_BYTES = 32 << 20
+"""Maximum bytes of a header or an index; the 47,000 tensors of DeepSeek-V3 take 6 MB."""
+
+MAX_TENSORS = 1 << 18
+"""Maximum tensors of a model, in all files together."""
+
+MAX_DIMENSIONS = 8
+"""Maximum dimensions of a tensor; weights have at most 3."""
 
 MAX_NAME_CHARACTERS = 500
 """Maximum characters of the name of a tensor, because messages contain the name."""
+
+MAX_LISTED = 10
+"""Maximum number of tensors or files that a message lists."""
 
 ELEMENT_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 """Bytes of an element of the dtypes that weights of the supported models have."""
 
 _DTYPE_NAME = re.compile("[A-Z0-9_]{1,20}")
+
+MAX_FILE_NAME_BYTES = 255
+"""Maximum bytes of the name of a file, on every usual file system."""
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -60,28 +74,30 @@ class _WeightIndex(msgspec.Struct):
 
 
 def list_weight_files(directory: Path) -> list[Path]:
-    """Return the weight files of a model, in the order of their names.
+    """Return the weight files of a model: as in transformers the single file, else those that the index names.
 
     Raises:
         RequestError: there are none, the index is damaged, or a file that it names is missing.
     """
     index = directory / INDEX
+    if (directory / SINGLE).is_file():
+        return [directory / SINGLE]
     if not index.exists():
-        if (directory / SINGLE).is_file():
-            return [directory / SINGLE]
         raise RequestError(
             f"{directory} contains neither {SINGLE} nor {INDEX}; use the directory of a model with weights in the "
             "format safetensors (models with pickled weights, pytorch_model.bin, are not read)"
         )
-    try:
-        names = sorted(set(decode_json(_read_small_file(index), _WeightIndex).weight_map.values()))
-    except msgspec.MsgspecError as error:
-        raise RequestError(f"{index} is damaged: {error}; copy the file again") from None
-    invalid = [name for name in names if not name.endswith(".safetensors") or "/" in name or "\0" in name]
-    if invalid:
-        raise RequestError(f"{index} names {invalid[0]!r}, which is not a weight file; copy the model again")
-    if missing := [name for name in names if not (directory / name).is_file()]:
-        raise RequestError(f"{directory} lacks {', '.join(missing)}, which {INDEX} names; copy the missing files")
+    weight_map: dict[str, str] = read_json_file(index, _WeightIndex, MAX_HEADER_BYTES).weight_map
+    names = sorted(set(weight_map.values()))
+    for name in names:
+        is_long = len(name.encode(errors="replace")) > MAX_FILE_NAME_BYTES
+        if is_long or "/" in name or not name.isprintable() or not name.endswith(".safetensors"):
+            raise RequestError(
+                f"{index} names {printable(name, MAX_NAME)}, which is not a weight file; copy the model again"
+            )
+    present = set(os.listdir(directory))  # noqa: PTH208 - the names alone, of any number of files
+    if missing := [name for name in names if name not in present or not (directory / name).is_file()]:
+        raise RequestError(f"{directory} lacks {list_some(missing)}, which {INDEX} names; copy the missing files")
     return [directory / name for name in names]
 
 
@@ -97,6 +113,7 @@ def read_tensors(paths: list[Path]) -> dict[str, StoredTensor]:
             if name in tensors:
                 raise RequestError(f"{tensors[name].path} and {path} both contain {name!r}; remove one of them")
             tensors[name] = tensor
+        _check_count(path.parent, len(tensors))
     return tensors
 
 
@@ -107,20 +124,24 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         RequestError: the file is truncated, has an invalid header, or more or fewer bytes than the header states.
     """
     size = path.stat().st_size
-    with path.open("rb") as file:
+    with open_file(path) as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
             raise _damaged(path, f"a file of {size:,} bytes cannot have a header of {length:,} bytes")
         try:
             entries = decode_json(file.read(length), dict[str, msgspec.Raw])
             entries.pop("__metadata__", None)
+            _check_count(path, len(entries))
             decoded = {name: decode_json(raw, _HeaderEntry) for name, raw in entries.items()}
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except msgspec.DecodeError as error:
             raise _damaged(path, f"its header is not valid: {error}") from None
+        if unsafe := next((name for name, entry in decoded.items() if len(entry.shape) > MAX_DIMENSIONS), None):
+            dimensions = len(decoded[unsafe].shape)
+            raise _damaged(path, f"{printable(unsafe, MAX_NAME)} has {dimensions:,} dimensions")
     if unsafe := next((name for name in decoded if not name.isprintable() or len(name) > MAX_NAME_CHARACTERS), None):
-        raise _damaged(path, f"{printable_name(unsafe)} is not a valid name of a tensor")
+        raise _damaged(path, f"{printable(unsafe, MAX_NAME)} is not a valid name of a tensor")
     if unsafe := next((entry.dtype for entry in decoded.values() if not _DTYPE_NAME.fullmatch(entry.dtype)), None):
-        raise _damaged(path, f"{printable_name(unsafe)} is not a valid dtype")
+        raise _damaged(path, f"{printable(unsafe, MAX_NAME)} is not a valid dtype")
     end = 0
     for name, entry in sorted(decoded.items(), key=lambda item: item[1].data_offsets):
         begin, stop = entry.data_offsets
@@ -158,11 +179,37 @@ def encode_index(files: Mapping[str, Mapping[str, int]]) -> bytes:
     return json.dumps(index, indent=2).encode() + b"\n"
 
 
-def _read_small_file(path: Path) -> bytes:
-    size = os.stat(path).st_size  # noqa: PTH116
-    if size > MAX_HEADER_BYTES:
-        raise RequestError(f"{path} has {size:,} bytes, which is too many for an index; copy the file again")
-    return path.read_bytes()
+def read_json_file(path: Path, kind: Any, limit: int) -> Any:
+    """Return the content of a JSON file as a value of a type; links are followed.
+
+    Raises:
+        RequestError: the file is not a regular file, has more than `limit` bytes, or is not such JSON.
+    """
+    # Without O_NONBLOCK, the open of a named pipe would wait for the other end.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise RequestError(f"{path} is not a regular file; copy the model again")
+        if status.st_size > limit:
+            raise RequestError(f"{path} has {status.st_size:,} bytes, which is too many; copy the file again")
+        data = file.read(limit)
+    try:
+        return decode_json(data, kind)
+    except msgspec.DecodeError as error:
+        raise RequestError(f"{path} is damaged: {error}; copy the file again") from None
+
+
+def list_some(items: list[str], separator: str = ", ") -> str:
+    """Return the first items of a list as text."""
+    more = f"{separator}and {len(items) - MAX_LISTED:,} more" if len(items) > MAX_LISTED else ""
+    return separator.join(items[:MAX_LISTED]) + more
+
+
+def _check_count(path: Path, count: int) -> None:
+    if count > MAX_TENSORS:
+        raise RequestError(
+            f"{path} has {count:,} tensors, but at most {MAX_TENSORS:,} are supported; use another model"
+        )
 
 
 def _damaged(path: Path, problem: str) -> RequestError:

@@ -6,22 +6,33 @@ useless.
 """
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from tokenmill.errors import RequestError
 from tokenmill.tokens.tokenizer_files import MAX_FILE_BYTES
-from tokenmill.typed_json import decode_json
+from tokenmill.training.convert.safetensors import read_json_file
 
 TOKENIZER_FILE = "tokenizer.json"
 MAX_LISTED = 3
 """Maximum number of differences that a message lists."""
+MAX_SHOWN_CHARACTERS = 100
+"""Maximum characters of a token in a message."""
+
+
+class _TokenizerModel(msgspec.Struct):
+    vocab: dict[str, int] | list[tuple[str, float]]
+    """Ids by token, or the tokens of a unigram model with their scores."""
+
+
+class _SpecialToken(msgspec.Struct):
+    id: int
+    content: str
 
 
 class _Tokenizer(msgspec.Struct):
-    model: dict[str, Any]
-    added_tokens: list[dict[str, Any]] = []
+    model: _TokenizerModel
+    added_tokens: list[_SpecialToken] = []
 
 
 def read_vocabulary(directory: Path) -> dict[int, str] | None:
@@ -33,17 +44,11 @@ def read_vocabulary(directory: Path) -> dict[int, str] | None:
     path = directory / TOKENIZER_FILE
     if not path.is_file():
         return None
-    if path.stat().st_size > MAX_FILE_BYTES:
-        raise RequestError(f"{path} has {path.stat().st_size:,} bytes, which is too many; copy the file again")
-    try:
-        tokenizer = decode_json(path.read_bytes(), _Tokenizer)
-        entries = tokenizer.model["vocab"]
-        pairs = entries.items() if isinstance(entries, dict) else ((entry[0], id_) for id_, entry in enumerate(entries))
-        vocabulary = {int(id_): str(token) for token, id_ in pairs}
-        vocabulary |= {int(token["id"]): str(token["content"]) for token in tokenizer.added_tokens}
-    except (msgspec.MsgspecError, KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
-        raise RequestError(f"{path} is damaged: {type(error).__name__} {error}; copy the file again") from None
-    return vocabulary
+    tokenizer = read_json_file(path, _Tokenizer, MAX_FILE_BYTES)
+    entries = tokenizer.model.vocab
+    pairs = entries.items() if isinstance(entries, dict) else ((entry[0], id_) for id_, entry in enumerate(entries))
+    vocabulary = {id_: token for token, id_ in pairs}
+    return vocabulary | {token.id: token.content for token in tokenizer.added_tokens}
 
 
 def check_embedding_rows(vocabulary: dict[int, str], rows: int, source: str) -> None:
@@ -55,7 +60,7 @@ def check_embedding_rows(vocabulary: dict[int, str], rows: int, source: str) -> 
     highest = max(vocabulary, default=0)
     if highest >= rows:
         raise RequestError(
-            f"{source}: the tokenizer has ids up to {highest:,} ({vocabulary[highest]!r}), but the embedding has "
+            f"{source}: the tokenizer has ids up to {highest:,} ({_show(vocabulary[highest])}), but the embedding has "
             f"{rows:,} rows; use the tokenizer that belongs to the model"
         )
 
@@ -69,9 +74,13 @@ def describe_differences(model: dict[int, str], data: dict[int, str]) -> str | N
     if not different:
         return None
     listed = ", ".join(
-        f"{id_} is {data[id_]!r} in the data and {model[id_]!r} in the model"
+        f"{id_} is {_show(data[id_])} in the data and {_show(model[id_])} in the model"
         if id_ in model
-        else f"{id_} is {data[id_]!r} in the data and unused in the model"
+        else f"{id_} is {_show(data[id_])} in the data and unused in the model"
         for id_ in different[:MAX_LISTED]
     )
     return f"{len(different):,} of {len(data):,} ids differ: {listed}"
+
+
+def _show(token: str) -> str:
+    return repr(token[:MAX_SHOWN_CHARACTERS])

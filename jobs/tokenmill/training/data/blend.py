@@ -9,17 +9,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tokenmill.data.datasets import MAX_PAIRS, WeightedDataset
-from tokenmill.data.pair_sources import open_source
-from tokenmill.data.split import SPLITS, DatasetLabels, parse_split, split_ranges
+from tokenmill.datasets.dataset import Dataset, check_same_tokenizer
+from tokenmill.datasets.sources import SourceOpener
+from tokenmill.datasets.split import SPLITS, DatasetLabels, parse_split, split_ranges
+from tokenmill.datasets.weighted import MAX_PAIRS, WeightedDataset
 from tokenmill.errors import RequestError
 from tokenmill.training import settings as s
 from tokenmill.training.data.datasets import TrainingData
-
-if TYPE_CHECKING:
-    from tokenmill.tokens.dataset import Dataset
 
 
 def collect_datasets(
@@ -32,14 +29,16 @@ def collect_datasets(
     """
     labels = labels or DatasetLabels()
     datasets: list[tuple[str, Dataset]] = []
+    opener = SourceOpener()
 
     def open_part(label: str, path: str) -> WeightedDataset:
-        opened, source = open_source(label, path, root, dataset.key, labels)
+        opened, source = opener.open(label, path, root, dataset.key, labels)
         datasets.append((label, opened))
         return source
 
     lists, notes = collect_lists(dataset, labels, open_part)
-    _check_same_tokenizer(datasets)
+    check_same_tokenizer(datasets, "a blend")
+    _check_same_eod(datasets)
     split = None
     if "all" in lists:
         split = clean_split(dataset.split)
@@ -118,17 +117,10 @@ def collect_lists(
     return shared, notes
 
 
-def _check_same_tokenizer(datasets: "Sequence[tuple[str, Dataset]]") -> None:
-    """Raise RequestError when the datasets have different tokenizers or different ends of documents."""
+def _check_same_eod(datasets: Sequence[tuple[str, Dataset]]) -> None:
+    """Raise RequestError when the datasets have different ends of documents."""
     label, first = datasets[0]
     for other_label, other in datasets[1:]:
-        if other.basis.tokenizer != first.basis.tokenizer:
-            raise RequestError(
-                f"the datasets of a blend must have the same tokenizer: {label} {first.record.output} has "
-                f"{first.tokenizer.reference} ({first.basis.tokenizer[:12]}), {other_label} {other.record.output} has "
-                f"{other.tokenizer.reference} ({other.basis.tokenizer[:12]}); run tokenmill preprocess again for one "
-                "of them, with the tokenizer of the other"
-            )
         if other.basis.eod != first.basis.eod:
             raise RequestError(
                 f"the datasets of a blend must end documents with the same token: {label} {first.record.output} has "
@@ -191,7 +183,8 @@ def _assign_shares(sources: list[WeightedDataset], parts: Sequence[s.BlendPart],
         sizes = [float(weight) for weight in weights if weight is not None]
     else:
         sizes = [float(getattr(source, by)) for source in sources]
-    shared = [replace(source, share=size / sum(sizes)) for source, size in zip(sources, sizes, strict=True)]
+    total = sum(sizes)
+    shared = [replace(source, share=size / total) for source, size in zip(sources, sizes, strict=True)]
     for source in shared:
         if not source.share:
             raise RequestError(

@@ -9,9 +9,9 @@ rounding. `resolve` calls it.
 
 from pathlib import Path
 
-from tokenmill.data.datasets import Pair
 from tokenmill.data.epochs import count_epochs
-from tokenmill.data.split import SPLITS, parse_split, split_ranges
+from tokenmill.datasets.split import SPLITS, parse_split, split_ranges
+from tokenmill.datasets.weighted import Pair
 from tokenmill.errors import RequestError
 from tokenmill.training.data.datasets import TrainingData
 from tokenmill.training.data.index_child import count_samples, parse_data_arguments
@@ -80,7 +80,7 @@ def _check_split_samples(
 
 def _available_samples(pair: Pair, split: str | None, number: int, built: int, sequence_length: int) -> int:
     """Return the samples of a pair's split: those of the complete epochs that contain the built samples."""
-    from tokenmill.tokens.formats.indexed.reader import open_index
+    from tokenmill.datasets.formats.indexed.reader import open_index
 
     tokens = pair.tokens
     bounds = split_ranges(split, pair.sequences)[number] if split is not None else None

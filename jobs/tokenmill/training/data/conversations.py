@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tokenmill.data.datasets import Pair, WeightedDataset
-from tokenmill.data.split import SPLITS, DatasetLabels, parse_split, split_ranges
+from tokenmill.datasets.split import SPLITS, DatasetLabels, parse_split, split_ranges
+from tokenmill.datasets.weighted import Pair, WeightedDataset
 from tokenmill.errors import RequestError
 from tokenmill.files.codec import content_id
 from tokenmill.files.mounts import directory_cache_seconds, retry_while_stale
+from tokenmill.files.named_file import open_file
 from tokenmill.flow.contract import FileEntry
 from tokenmill.flow.record import Manifest, StageRecord, complete
 from tokenmill.flow.stage_input import check_exists, describe_unfinished, find_records
@@ -269,7 +270,7 @@ def _check_first_rows(
 def _read_rows(source: WeightedDataset) -> Iterator[tuple[str, int, Any]]:
     """Yield the rows of a dataset with their files and lines."""
     for pair in source.pairs:
-        with Path(pair.prefix).open("rb") as file:
+        with open_file(pair.prefix) as file:
             for number, line in enumerate(file, 1):
                 try:
                     yield pair.prefix, number, decode_json(line)

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from tokenmill.data.datasets import WeightedDataset
-from tokenmill.data.split import SPLITS, parse_split
+from tokenmill.datasets.split import SPLITS, parse_split
+from tokenmill.datasets.weighted import WeightedDataset
 from tokenmill.files.codec import content_id
 
 

@@ -8,8 +8,8 @@ StopIteration after the first epoch.
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenmill.data.datasets import WeightedDataset
-from tokenmill.data.split import MEGATRON_NAMES
+from tokenmill.datasets.split import FILE_NAMES
+from tokenmill.datasets.weighted import WeightedDataset
 from tokenmill.errors import RequestError
 from tokenmill.files.codec import content_id, readable_json
 from tokenmill.files.publish import write_atomic
@@ -49,7 +49,7 @@ def render_blend(data: TrainingData, *, file: bool = False) -> tuple[list[str], 
     single_pair = len(prefixes) == 1 and not file
     _check_paths(prefixes, in_text_file=data.split is not None and not single_pair)
     if data.split is None:
-        lists = {key: _flatten(data.lists.get(name, [])) or None for key, name in MEGATRON_NAMES.items()}
+        lists = {key: _flatten(data.lists.get(name, [])) or None for key, name in FILE_NAMES.items()}
         content = readable_json(lists)
         return ["--per-split-data-args-path"], f"blend-{content_id(lists)}.json", content
     flat = _flatten(data.lists["all"])

@@ -23,7 +23,7 @@ from typing import Any
 from tokenmill.errors import MachineError, RequestError, TokenmillError
 from tokenmill.files.codec import content_id, read_json, readable_json
 from tokenmill.files.explain import explain_os_errors
-from tokenmill.files.lease import STALE_SECONDS, heartbeat, is_abandoned
+from tokenmill.files.lease import STALE_SECONDS, heartbeat, remove_abandoned
 from tokenmill.files.publish import fsync_directory, get_size, write_atomic
 from tokenmill.files.tree import Tree
 from tokenmill.machine import describe_memory, process_name
@@ -70,10 +70,9 @@ def build_index(
 
     cache = cache_path(data, settings)
     with explain_os_errors(cache):
-        _open_tree(cache, shared=settings.dataset.cache_path is not None).make_directory(cache)
-        for old_staging in cache.glob(".index.*.tmp"):
-            if is_abandoned(old_staging):
-                shutil.rmtree(old_staging, ignore_errors=True)
+        tree = _open_tree(cache, shared=settings.dataset.cache_path is not None)
+        tree.make_directory(cache)
+        remove_abandoned(tree, cache)
         staging = _make_staging(cache)
         try:
             arguments = megatron_arguments(settings, write_data_arguments(data, settings, staging))

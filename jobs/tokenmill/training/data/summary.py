@@ -1,6 +1,6 @@
 """Log lines that describe a run's datasets: how much text they have, and how often the run reads it."""
 
-from tokenmill.data.split import SPLITS
+from tokenmill.datasets.split import SPLITS
 from tokenmill.training import settings as s
 from tokenmill.training.data.datasets import TrainingData
 

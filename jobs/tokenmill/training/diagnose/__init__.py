@@ -6,7 +6,6 @@ them, and files of other programs. All of them are untrusted.
 Modules, in the order of their imports:
 
     names           the names of a hang's directory and of its files
-    flight_pickle   a pickle as plain values, without Python's unpickler
     flight_records  the operations that a rank recorded
     stacks          the stacks that a rank wrote
     evidence        all files of a directory, read into records

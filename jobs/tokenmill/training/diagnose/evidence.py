@@ -12,8 +12,7 @@ import msgspec
 from tokenmill.errors import InputError, RequestError
 from tokenmill.files.explain import explain_os_errors
 from tokenmill.files.tree import Tree
-from tokenmill.training.diagnose.flight_pickle import UnreadableFile
-from tokenmill.training.diagnose.flight_records import FlightRecord, read_flight_record
+from tokenmill.training.diagnose.flight_records import FlightRecord, UnreadableFile, read_flight_record
 from tokenmill.training.diagnose.names import HANG_NAME, HANGS, find_rank
 from tokenmill.training.diagnose.stacks import StackFrame, parse_main_stack, split_by_rank
 

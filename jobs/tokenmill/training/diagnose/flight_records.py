@@ -20,12 +20,14 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.training.diagnose.flight_pickle import UnreadableFile, load_plain
+from tokenmill.files.pickles import DamagedPickle, RefusedPickle, load_pickle
 from tokenmill.training.diagnose.names import MAX_RANK
 from tokenmill.training.diagnose.stacks import StackFrame
 
 MAX_ENTRIES = 100_000
 """Maximum operations that are read, the newest ones; torch keeps 2,000 unless a variable sets another number."""
+MAX_VALUES = 5_000_000
+"""Maximum texts and collections of a pickle: 100,000 operations with 20 calls each have half as many."""
 MAX_COMPLETED = 50
 """Completed operations of each group that are kept, the newest ones: a run may have thousands of ranks."""
 MAX_JSON_BYTES = 16 << 20
@@ -41,6 +43,10 @@ MAX_TEXT = 4000
 
 COALESCED = ":coalesced"
 _NUMBER = re.compile(r"\d{1,7}")
+
+
+class UnreadableFile(Exception):
+    """A file is truncated, damaged, too large, or of another kind; the message is the reason."""
 
 
 class FlightEntry(msgspec.Struct):
@@ -86,7 +92,12 @@ def read_flight_record(data: bytes, rank: int) -> FlightRecord:
         except (ValueError, RecursionError):
             raise UnreadableFile("it is truncated, or not JSON") from None
     else:
-        value = load_plain(data)
+        try:
+            value = load_pickle(data, text_errors="replace", max_values=MAX_VALUES)
+        except DamagedPickle as problem:
+            raise UnreadableFile(str(problem)) from None
+        except RefusedPickle as problem:
+            raise UnreadableFile(f"it {problem}, which no flight recorder writes: it may run code") from None
     if not isinstance(value, dict) or not isinstance(value.get("entries"), list):
         raise UnreadableFile("it is not a dump of torch's flight recorder: it has no list of entries")
     status = value.get("pg_status")

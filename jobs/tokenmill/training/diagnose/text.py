@@ -5,6 +5,7 @@ All texts come from files that others may have written, so characters that contr
 
 from collections.abc import Iterator
 
+from tokenmill.printing import printable
 from tokenmill.training.diagnose.operations import UnfinishedOperation
 from tokenmill.training.diagnose.report import HangReport, format_ranks, format_sizes
 
@@ -14,11 +15,7 @@ MAX_LISTED = 20
 
 def to_text(report: HangReport) -> str:
     """Return the report as text for a terminal."""
-    return "\n".join(_escape(line) for line in _lines(report))
-
-
-def _escape(text: str) -> str:
-    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
+    return "\n".join(printable(line) for line in _lines(report))
 
 
 def _lines(report: HangReport) -> Iterator[str]:

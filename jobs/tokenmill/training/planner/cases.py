@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import RequestError
+from tokenmill.files.user_path import read_named_file
 from tokenmill.training import MAX_COUNT
 from tokenmill.training.planner.layout import Layout, find_argument_errors, find_runtime_errors
 from tokenmill.training.planner.memory import activation_bytes, weight_optimizer_bytes
@@ -27,12 +28,12 @@ def read_cases(path: Path) -> list[Any]:
     import msgspec
 
     try:
-        content = decode_json(path.read_bytes())
+        content = decode_json(read_named_file(path, "the cases"))
     except OSError as error:
         raise RequestError(
             f"cannot read the cases {path}: {error.strerror}; check the path and its permissions"
         ) from None
-    except (msgspec.DecodeError, RecursionError) as error:
+    except msgspec.DecodeError as error:
         raise RequestError(f"the cases {path} are not valid JSON: {error}; correct the file") from None
     if isinstance(content, dict) and "cases" in content:
         content = content["cases"]

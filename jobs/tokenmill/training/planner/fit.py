@@ -23,6 +23,7 @@ from tokenmill.training.planner.memory import (
     memory_use,
     parameters_held,
 )
+from tokenmill.training.planner.options import LayoutConstraints
 
 OPERATIONS_PER_BYTE_IN_NODE = 1_200
 """Operations in the time of one byte from another GPU of the node: 450 TFLOP/s sustained, 375 GB/s."""
@@ -52,29 +53,6 @@ class Machines:
     def usable_bytes(self) -> float:
         """Bytes of a GPU that a layout may use."""
         return self.memory * (1 - RESERVED_SHARE) * GIB
-
-
-@dataclass(frozen=True)
-class LayoutConstraints:
-    """The options that constrain the search.
-
-    If a parallel size is set, there is a single layout, whose other sizes are 1. Otherwise the search covers all sizes.
-    """
-
-    tensor: int | None = None
-    pipeline: int | None = None
-    context: int | None = None
-    expert: int | None = None
-    expert_tensor: int | None = None
-    layers_per_virtual_stage: int | None = None
-    micro_batch: int | None = None
-    recompute: str | None = None
-
-    @property
-    def is_single_layout(self) -> bool:
-        """Whether a parallel size is set."""
-        other_fields = ("micro_batch", "recompute")
-        return any(getattr(self, field.name) is not None for field in fields(self) if field.name not in other_fields)
 
 
 @dataclass(frozen=True)

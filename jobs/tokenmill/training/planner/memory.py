@@ -46,6 +46,11 @@ class Parameters:
         return self.total - self.expert_sharded + self.active_experts
 
 
+def format_parameters(number: float) -> str:
+    """Format a number of parameters."""
+    return f"{number / 1e9:.1f} billion" if number >= 1e9 else f"{number / 1e6:.0f} million"
+
+
 def count_parameters(layout: Layout) -> Parameters:
     """Count a model's parameters without the biases of linear layers, about 0.1 %, as Megatron-LM does."""
     hidden = layout.hidden_size

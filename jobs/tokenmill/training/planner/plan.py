@@ -14,7 +14,6 @@ from tokenmill.training.planner import storage
 from tokenmill.training.planner.fit import (
     Cost,
     Fit,
-    LayoutConstraints,
     Machines,
     estimate_step_seconds,
     explain_no_fit,
@@ -22,6 +21,7 @@ from tokenmill.training.planner.fit import (
 )
 from tokenmill.training.planner.layout import Layout
 from tokenmill.training.planner.memory import checkpoint_bytes
+from tokenmill.training.planner.options import CheckpointOptions, EstimateOptions, LayoutConstraints
 
 GRACE_SECONDS = 900
 """Default of job.terminationGracePeriodSeconds in charts/megatron-training."""
@@ -29,28 +29,20 @@ GRACE_SECONDS = 900
 
 @dataclass(frozen=True)
 class LayoutRequest:
-    """The input of a plan.
-
-    `bytes_per_second` is the throughput of the storage, `node_hours` the mean time between failures of a node, and
-    `kept` the number of checkpoints to keep.
-    """
+    """The input of a plan; `bytes_per_second` and `capacity`, in bytes, are those of the storage, if they are known."""
 
     model: Model
     machines: Machines
     constraints: LayoutConstraints
-    global_batch: int | None = None
+    estimate: EstimateOptions
+    checkpoints: CheckpointOptions
     bytes_per_second: float | None = None
     capacity: float | None = None
-    """Capacity of the storage in bytes."""
-    data_bytes: float = 0.0
-    """Bytes on the storage other than the checkpoints."""
-    kept: int = 2
-    node_hours: float | None = None
-    restart_seconds: float = 0.0
-    """Time from a failure to the first iteration of the next attempt."""
-    peak_tflops: float | None = None
-    mfu: float = 0.4
-    iterations: int | None = None
+
+    @property
+    def data_bytes(self) -> float:
+        """Bytes on the storage other than the checkpoints."""
+        return self.checkpoints.data * 1e12
 
 
 @dataclass(frozen=True)
@@ -91,29 +83,32 @@ def make_plan(request: LayoutRequest) -> LayoutPlan:
     Raises:
         RequestError: no layout fits, or Megatron-LM refuses every layout.
     """
-    model, machines = request.model, request.machines
+    model, machines, estimate = request.model, request.machines, request.estimate
     if request.constraints.expert_tensor and not model.num_experts:
         raise RequestError(
             f"expert tensor {request.constraints.expert_tensor} needs a model with experts, and {model.name} has no "
             "experts; remove --expert-tensor"
         )
     recipe_batch = models.recipe_batch_size(model.name)
-    batch = request.global_batch or recipe_batch or SEQUENCES_PER_GPU * machines.gpus
+    batch = estimate.global_batch or recipe_batch or SEQUENCES_PER_GPU * machines.gpus
     result = search_layouts(model, machines, batch, request.constraints)
-    if not result.fits and recipe_batch and not request.global_batch:
+    if not result.fits and recipe_batch and not estimate.global_batch:
         batch = SEQUENCES_PER_GPU * machines.gpus
         result = search_layouts(model, machines, batch, request.constraints)
     if not result.fits:
         raise explain_no_fit(model, machines, batch, request.constraints, result)
     best = result.fits[0][0].layout
-    step_seconds = estimate_step_seconds(best, request.peak_tflops, request.mfu) if request.peak_tflops else None
+    step_seconds = estimate_step_seconds(best, estimate.peak_tflops, estimate.mfu) if estimate.peak_tflops else None
     schedule = None
     if request.bytes_per_second is not None:
-        hours = request.node_hours or storage.NODE_HOURS
+        hours = request.checkpoints.node_hours(machines.nodes) or storage.NODE_HOURS
+        restart_seconds = (request.checkpoints.restart_time or 0.0) * 3600
         schedule = storage.CheckpointSchedule(
-            checkpoint_bytes(best), request.bytes_per_second, hours, machines.nodes, request.restart_seconds
+            checkpoint_bytes(best), request.bytes_per_second, hours, machines.nodes, restart_seconds
         )
     room = None
     if request.capacity is not None:
-        room = storage.StorageRoom(request.capacity, request.data_bytes, checkpoint_bytes(best), request.kept)
+        room = storage.StorageRoom(
+            request.capacity, request.data_bytes, checkpoint_bytes(best), request.checkpoints.keep
+        )
     return LayoutPlan(request, result.fits, step_seconds, schedule, room)

@@ -6,12 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tokenmill.flow.progress import format_duration
+from tokenmill.printing import PrintedTable, align, format_bytes, format_duration
 from tokenmill.training import SEQUENCES_PER_GPU
 from tokenmill.training import model as models
 from tokenmill.training.planner import storage
 from tokenmill.training.planner.fit import Cost, Fit, describe_layout
-from tokenmill.training.planner.memory import GIB, RESERVED_SHARE, checkpoint_bytes, count_parameters
+from tokenmill.training.planner.memory import (
+    GIB,
+    RESERVED_SHARE,
+    checkpoint_bytes,
+    count_parameters,
+    format_parameters,
+)
 from tokenmill.training.planner.plan import GRACE_SECONDS, LayoutPlan
 
 
@@ -21,7 +27,7 @@ def collect_notes(plan: LayoutPlan) -> list[str]:
     lines = [model.note] if model.note else []
     recipe = models.recipe_batch_size(model.name)
     if recipe and recipe != best.global_batch:
-        reason = "" if plan.request.global_batch else ", with which no layout fits"
+        reason = "" if plan.request.estimate.global_batch else ", with which no layout fits"
         lines.append(
             f"global batch {best.global_batch:,} differs from {recipe:,} in values/models/{model.name}.yaml{reason}: "
             "pass this file with a later -f, and check the learning rate, which is for the recipe's batch"
@@ -51,30 +57,26 @@ def _storage_notes(plan: LayoutPlan) -> Iterator[str]:
         )
     if room is not None and room.free < 0:
         yield (
-            f"the storage is too small: {_describe_contents(room)} need {_format_bytes(room.needed)}, "
-            f"{_format_bytes(-room.free)} more than its {_format_bytes(room.capacity)}; use a larger storage, or lower "
+            f"the storage is too small: {_describe_contents(room)} need {format_bytes(room.needed)}, "
+            f"{format_bytes(-room.free)} more than its {format_bytes(room.capacity)}; use a larger storage, or lower "
             "--keep"
         )
 
 
 def _describe_contents(room: storage.StorageRoom) -> str:
     return (
-        f"{room.kept} checkpoints and the next save, {_format_bytes((room.kept + 1) * room.checkpoint)}, "
-        f"and {_format_bytes(room.data)} of data"
+        f"{room.kept} checkpoints and the next save, {format_bytes((room.kept + 1) * room.checkpoint)}, "
+        f"and {format_bytes(room.data)} of data"
     )
-
-
-def _format_bytes(number: float) -> str:
-    return f"{number / 1e12:,.2f} TB" if number >= 1e12 else f"{number / 1e9:,.1f} GB"
 
 
 def to_text(plan: LayoutPlan, top: int, values: Path | None) -> str:
     """Return the plan as text for a terminal, with `top` layouts."""
     layout, request = plan.best, plan.request
     count, machines = count_parameters(layout), request.machines
-    active = f", of which a token uses {_format_count(count.active)}" if layout.experts else ""
+    active = f", of which a token uses {format_parameters(count.active)}" if layout.experts else ""
     lines = [
-        f"{request.model.name}: {_format_count(count.total)} parameters{active}; "
+        f"{request.model.name}: {format_parameters(count.total)} parameters{active}; "
         f"sequences of {layout.seq_length:,} tokens",
         *(f"note: {note}" for note in collect_notes(plan)),
         f"{machines.gpus:,} GPUs ({machines.nodes:,} x {machines.gpus_per_node}) of {machines.memory:g} GiB, of which "
@@ -97,15 +99,11 @@ def to_text(plan: LayoutPlan, top: int, values: Path | None) -> str:
 
 def _batch_source(plan: LayoutPlan) -> str:
     """Return the source of a global batch that the user did not specify."""
-    if plan.request.global_batch:
+    if plan.request.estimate.global_batch:
         return ""
     name, batch = plan.request.model.name, plan.best.global_batch
     recipe = batch == models.recipe_batch_size(name)
     return f" (from values/models/{name}.yaml)" if recipe else f" (assumed: {SEQUENCES_PER_GPU} per GPU)"
-
-
-def _format_count(number: float) -> str:
-    return f"{number / 1e9:.1f} billion" if number >= 1e9 else f"{number / 1e6:.0f} million"
 
 
 def _format_table(plan: LayoutPlan, top: int) -> list[str]:
@@ -113,7 +111,7 @@ def _format_table(plan: LayoutPlan, top: int) -> list[str]:
     header = ["", "TP", "PP", "VPP", "CP", *(["EP", "ETP"] if experts else [])]
     header += ["DP", "micro-batch", "accumulated", "recompute"]
     header += ["weights", "gradients", "optimizer", "activations", "GiB", "bubble", "cost"]
-    rows = [header]
+    rows = list[list[str]]()
     for number, (fit, cost) in enumerate(plan.fits[:top], 1):
         layout = fit.layout
         parallel_sizes = [layout.tensor, layout.pipeline, layout.virtual_stages, layout.context]
@@ -128,8 +126,7 @@ def _format_table(plan: LayoutPlan, top: int) -> list[str]:
                 f"{cost.total:.2f}",
             ]
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return align(PrintedTable("layouts", header, rows))
 
 
 COST_PART_NAMES = {
@@ -156,15 +153,15 @@ def _explain_best(plan: LayoutPlan) -> list[str]:
     if plan.step_seconds is not None:
         request = plan.request
         lines.append(
-            f"   an iteration takes {plan.step_seconds:,.2f} s at an assumed MFU of {request.mfu:.0%} of "
-            f"{request.peak_tflops:g} TFLOP/s: "
+            f"   an iteration takes {plan.step_seconds:,.2f} s at an assumed MFU of {request.estimate.mfu:.0%} of "
+            f"{request.estimate.peak_tflops:g} TFLOP/s: "
             f"{layout.global_batch * layout.seq_length / plan.step_seconds:,.0f} tokens/s"
         )
     return lines
 
 
 def _describe_checkpoint(plan: LayoutPlan) -> list[str]:
-    size = f"checkpoint: {checkpoint_bytes(plan.best) / 1e9:,.1f} GB"
+    size = f"checkpoint: {format_bytes(checkpoint_bytes(plan.best))}"
     schedule = plan.schedule
     if schedule is None:
         return [f"{size}; add --storage or --write-bandwidth for its write time and the save interval"]
@@ -174,7 +171,7 @@ def _describe_checkpoint(plan: LayoutPlan) -> list[str]:
         else " (add --peak-tflops for the number of iterations)"
     )
     return [
-        f"{size}, written in {format_duration(schedule.write_seconds)} at {schedule.bytes_per_second / 1e9:,.1f} GB/s",
+        f"{size}, written in {format_duration(schedule.write_seconds)} at {format_bytes(schedule.bytes_per_second)}/s",
         f"save every {format_duration(schedule.interval_seconds)}{iterations}: a run of {schedule.nodes:,} nodes fails "
         f"every {format_duration(schedule.failure_seconds)} if a node fails every {schedule.node_hours:,.0f} h; "
         f"saves{', repeated work and restarts' if schedule.restart_seconds else ' and repeated work'} take "
@@ -187,13 +184,13 @@ def _describe_storage(plan: LayoutPlan) -> list[str]:
     if room is None:
         if not request.data_bytes:
             return []
-        room = storage.StorageRoom(math.inf, request.data_bytes, checkpoint_bytes(plan.best), request.kept)
+        room = storage.StorageRoom(math.inf, request.data_bytes, checkpoint_bytes(plan.best), request.checkpoints.keep)
         return [
-            f"on the storage: {_describe_contents(room)}, {_format_bytes(room.needed)} in all; "
+            f"on the storage: {_describe_contents(room)}, {format_bytes(room.needed)} in all; "
             "add --capacity to check it"
         ]
-    balance = f"{_format_bytes(room.free)} are free" if room.free >= 0 else f"{_format_bytes(-room.free)} are missing"
-    return [f"the storage has {_format_bytes(room.capacity)}: {_describe_contents(room)}; {balance}"]
+    balance = f"{format_bytes(room.free)} are free" if room.free >= 0 else f"{format_bytes(-room.free)} are missing"
+    return [f"the storage has {format_bytes(room.capacity)}: {_describe_contents(room)}; {balance}"]
 
 
 def to_json(plan: LayoutPlan, top: int) -> dict[str, Any]:
@@ -240,7 +237,7 @@ def to_json(plan: LayoutPlan, top: int) -> dict[str, Any]:
         "global_batch": layout.global_batch,
         "tokens_per_iteration": layout.global_batch * layout.seq_length,
         "step_seconds": plan.step_seconds,
-        "mfu_assumed": plan.request.mfu if plan.request.peak_tflops else None,
+        "mfu_assumed": plan.request.estimate.mfu if plan.request.estimate.peak_tflops else None,
         "checkpoint": checkpoint,
         "storage": storage_use,
         "fitting": len(plan.fits),

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from tokenmill.errors import RequestError
+from tokenmill.files.user_path import read_named_file
 from tokenmill.training import model as models
 from tokenmill.training.model import Model
 from tokenmill.training.planner import storage
@@ -54,7 +55,7 @@ def _read_fields(file: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        content = yaml.safe_load(file.read_bytes())
+        content = yaml.safe_load(read_named_file(file, "the model"))
     except OSError as error:
         raise RequestError(
             f"cannot read the model {file}: {error.strerror}; check the path and its permissions"

@@ -14,7 +14,8 @@ from tokenmill.training import model as models
 from tokenmill.training.model import Model
 from tokenmill.training.planner.fit import describe_layout
 from tokenmill.training.planner.memory import GIB
-from tokenmill.training.planner.plan import GRACE_SECONDS, LayoutPlan, LayoutRequest
+from tokenmill.training.planner.options import CheckpointOptions
+from tokenmill.training.planner.plan import GRACE_SECONDS, LayoutPlan
 from tokenmill.training.planner.render import collect_notes
 
 PARALLELISM_FIELDS = frozenset(
@@ -44,10 +45,10 @@ def to_values(plan: LayoutPlan) -> dict[str, Any]:
         "globalBatchSize": layout.global_batch,
         "microBatchSize": layout.micro_batch,
     }
-    if plan.request.iterations:
-        training["iterations"] = plan.request.iterations
+    if plan.request.estimate.iterations:
+        training["iterations"] = plan.request.estimate.iterations
     if plan.save_interval:
-        training["saveInterval"] = min(plan.save_interval, plan.request.iterations or DEFAULT_ITERATIONS)
+        training["saveInterval"] = min(plan.save_interval, plan.request.estimate.iterations or DEFAULT_ITERATIONS)
     is_preset = model.name in models.preset_names()
     values: dict[str, Any] = {
         "model": {"size": model.name} if is_preset else {"size": "custom", "custom": _custom_fields(model)},
@@ -55,10 +56,10 @@ def to_values(plan: LayoutPlan) -> dict[str, Any]:
         "training": training,
         "gpu": {"memoryGib": _simplify(machines.memory)},
     }
-    if plan.request.peak_tflops:
-        values["gpu"]["peakTflops"] = _simplify(plan.request.peak_tflops)
-    if plan.request.kept != LayoutRequest.kept:
-        values["checkpoint"] = {"keep": plan.request.kept}
+    if plan.request.estimate.peak_tflops:
+        values["gpu"]["peakTflops"] = _simplify(plan.request.estimate.peak_tflops)
+    if plan.request.checkpoints.keep != CheckpointOptions.keep:
+        values["checkpoint"] = {"keep": plan.request.checkpoints.keep}
     if plan.grace_seconds > GRACE_SECONDS:
         values["job"] = {"terminationGracePeriodSeconds": plan.grace_seconds}
     return values

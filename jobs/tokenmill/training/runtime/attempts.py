@@ -6,11 +6,14 @@ detects a hang writes that. All nodes read the records,
 and use them only as hints about each other.
 """
 
+import contextlib
 import json
 import math
+import os
 import re
+import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -19,16 +22,18 @@ from uuid import uuid4
 
 import msgspec
 
-from tokenmill.errors import RequestError
+from tokenmill.errors import RequestError, TokenmillError
 from tokenmill.files.codec import read_json
-from tokenmill.files.explain import explain_os_errors
+from tokenmill.files.explain import explain_os_errors, is_full
 from tokenmill.files.tree import Tree
 from tokenmill.redaction import redact
 from tokenmill.training.runtime.log_monitor import TrainingProgress
 from tokenmill.typed_json import convert_json
 
 MAX_ATTEMPTS_KEPT = 200
-"""Attempts in attempts.json; older ones are dropped."""
+"""Attempts in attempts.json; older ones are dropped, unless all later ones started at the same iteration."""
+RESERVE_BYTES = 256 << 10
+"""Bytes of a file that is deleted when a full volume would otherwise prevent a record of how an attempt ended."""
 
 
 @dataclass
@@ -42,6 +47,8 @@ class Attempt:
     id: str = field(default_factory=lambda: uuid4().hex)
     started: float = field(default_factory=time.time)
     """Time of the start, in seconds since 1970."""
+    good: int | None = None
+    """Iteration of the newest checkpoint at the start that was not saved because of NaN; None if it is `began_at`."""
     iterated: bool = False
     """Whether the attempt reached its training loop."""
     saved: int | None = None
@@ -50,6 +57,11 @@ class Attempt:
     """A signal stopped the attempt, so its end does not count as a failure of the run."""
     ended: str = ""
     """Why the attempt ended."""
+
+    @property
+    def progress(self) -> int:
+        """Return the iteration that the run had reached at the start, without a checkpoint before NaN."""
+        return self.began_at if self.good is None else self.good
 
 
 class RunVerdict(msgspec.Struct):
@@ -111,6 +123,29 @@ class RunRecords:
         self.start_id = uuid4().hex
         """Distinguishes the records of this process from those of an earlier start of the node."""
 
+    def keep_reserve(self) -> None:
+        """Write the reserve, or a smaller one, if the volume has twice its space."""
+        path = self.directory / "reserve"
+        with contextlib.suppress(OSError):
+            size, free = self._tree.size(path) or 0, shutil.disk_usage(self.directory).free
+            for bytes_ in (RESERVE_BYTES >> shift for shift in range(4)):
+                if size >= bytes_:
+                    return
+                if free >= 2 * bytes_:
+                    self._tree.write_atomic(path, os.urandom(bytes_))
+                    return
+
+    def with_reserve(self, write: Callable[[], object]) -> None:
+        """Call a function that writes records; on a full volume, call it again with the space of the reserve."""
+        try:
+            write()
+        except (OSError, TokenmillError) as problem:
+            if not is_full(problem):
+                raise
+            with contextlib.suppress(FileNotFoundError):
+                self._tree.unlink(self.directory / "reserve")
+            write()
+
     def read_attempts(self) -> list[Attempt]:
         """Return the earlier attempts, oldest first, without entries that cannot be read."""
         value = read_json(self.directory / "attempts.json", tree=self._tree)
@@ -130,18 +165,30 @@ class RunRecords:
         stopped: list[Attempt] = []
         for earlier in reversed(same_settings):
             # A checkpoint that was saved may be damaged now, so the iteration of the next start counts.
-            if earlier.began_at != attempt.began_at:
+            if earlier.progress != attempt.progress:
                 break
             (stopped if earlier.stopped else failed).append(earlier)
-        if len(failed) >= limit:
+        # Megatron-LM repeats the iteration with NaN once, from the checkpoint before it, to exclude a fault of a GPU.
+        resumes_before_nan = attempt.progress != attempt.began_at
+        if len(failed) >= limit + resumes_before_nan:
             reason = next(
                 (earlier.ended for earlier in failed if earlier.ended),
-                "ended without a message (killed, or its node was lost)",
+                "left no record of its end (it was killed, its node was lost, or the volume was full)",
             )
+            start, remedy = f"iteration {attempt.began_at:,}", "Correct the cause"
+            if resumes_before_nan:
+                remedy = (
+                    f"Lower training.learningRate, or go back to iteration {attempt.progress:,} and skip the iteration "
+                    "with NaN (training.iterationsToSkip)"
+                )
+                start = (
+                    f"iteration {attempt.progress:,}, or at a checkpoint after it that was saved because of NaN "
+                    f"({attempt.began_at:,}),"
+                )
             raise RequestError(
-                f"{len(failed)} attempts in a row started at iteration {attempt.began_at:,} and saved no checkpoint "
-                f"after it; the last attempt: {reason}{self._describe_failures(since=failed[-1].started)}. Correct the "
-                "cause, and start the run again with other settings or another --set job.runAgain=VALUE, which resets "
+                f"{len(failed)} attempts in a row started at {start} and saved no checkpoint "
+                f"after it; the last attempt: {reason}{self._describe_failures(since=failed[-1].started)}. {remedy}, "
+                "and start the run again with other settings or another --set job.runAgain=VALUE, which resets "
                 "the count"
             )
         if len(stopped) >= stop_limit:
@@ -160,7 +207,10 @@ class RunRecords:
         self._write_attempts([*(earlier for earlier in self.read_attempts() if earlier.id != attempt.id), attempt])
 
     def _write_attempts(self, attempts: list[Attempt]) -> None:
-        data = json.dumps([asdict(attempt) for attempt in attempts[-MAX_ATTEMPTS_KEPT:]], indent=1)
+        first = max(0, len(attempts) - MAX_ATTEMPTS_KEPT)
+        while first and attempts[first - 1].progress == attempts[-1].progress:  # `start_attempt` counts them
+            first -= 1
+        data = json.dumps([asdict(attempt) for attempt in attempts[first:]], indent=1)
         self._tree.write_atomic(self.directory / "attempts.json", redact(data).encode())
 
     def write_verdict(self, attempt: Attempt, code: int, iteration: int) -> None:

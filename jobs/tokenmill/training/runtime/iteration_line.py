@@ -11,7 +11,22 @@ import re
 from typing import NamedTuple
 
 ITERATION = re.compile(r" iteration\s+(\d{1,15})/\s*\d+ \|")
-"""The start of the line."""
+"""The first field of the line, wherever it is in a text."""
+
+LINE_START = (
+    r"^(?:.{0,1000}\[\d\d:\d\d[<:,][^\]]{0,200}\])?\s*(?:\[(?:rank|default)\d+\]: ?)?\s*"
+    r"(?:\[\d{4}-\d\d-\d\d [\d:.]{8,15}\] )?"
+)
+"""A pattern of all that may precede Megatron-LM's text in a line.
+
+In this order: a progress bar of tqdm without a newline, torchrun's prefix of a rank, and the time.
+"""
+
+_LINE = re.compile(
+    LINE_START
+    + r"(?:SYNTHETIC )?iteration\s+(\d{1,15})/\s*\d+ \| consumed samples: .*\| elapsed time per iteration \(ms\): "
+)
+"""The complete start of the line: a document that the trainer prints may contain parts of it."""
 
 _FIELD = re.compile(r" ([a-z][^:|]{0,60}): +([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)) (?=\|)")
 _DATA_WAIT = re.compile(r"\bbatch-generator \.+: \(\s*[\d.]{1,20},\s*(\d{1,15}(?:\.\d{1,5})?)\)")
@@ -38,10 +53,10 @@ class IterationReport(NamedTuple):
 
 def parse_iteration(line: str) -> IterationReport | None:
     """Return the numbers of a line, None for any other line."""
-    start = ITERATION.search(line)
+    start = _LINE.match(line) if "iteration" in line and "| consumed samples: " in line else None
     if start is None:
         return None
-    fields = {name: float(value) for name, value in _FIELD.findall(line, start.end())}
+    fields = {name: float(value) for name, value in _FIELD.findall(line, start.end(1))}
     milliseconds, samples = fields.get("elapsed time per iteration (ms)"), fields.get("consumed samples")
     return IterationReport(
         int(start.group(1)),
@@ -58,5 +73,5 @@ def parse_iteration(line: str) -> IterationReport | None:
 
 def parse_data_wait(line: str) -> float | None:
     """Return the seconds that the slowest rank waited for the data of an iteration, None for any other line."""
-    match = _DATA_WAIT.search(line)
+    match = _DATA_WAIT.search(line) if "batch-generator" in line else None
     return float(match.group(1)) / 1000 if match else None

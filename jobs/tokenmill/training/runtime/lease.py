@@ -116,32 +116,31 @@ def get_run_name() -> str:
     return os.environ.get("TOKENMILL_RUN", "")
 
 
-class ReleaseWatcher:
-    """Compares this process's run with the run that the release names now.
+def read_other_run() -> str:
+    """Return the run that the release names now, or an empty text if that is this process's run.
 
     `helm rollback` changes a PyTorchJob in place, and its pods keep the arguments of their start. The chart therefore
-    mounts a file, TOKENMILL_RUN_FILE, whose content Kubernetes updates in running pods.
+    mounts a file, TOKENMILL_RUN_FILE, whose content Kubernetes updates in running pods. Without it, or while it cannot
+    be read, the release is not known to name another run.
     """
+    path = os.environ.get("TOKENMILL_RUN_FILE", "")
+    try:
+        current = Path(path).read_text(errors="replace").strip() if path else ""
+    except OSError:
+        return ""
+    return current if current != get_run_name() else ""
+
+
+class ReleaseWatcher:
+    """Compares this process's run with the run that the release names now."""
 
     def __init__(self, stop: Callable[[str], object]) -> None:
-        """Read the file for the first time; `stop` is called once, with a reason, when it names another run."""
-        self._path, self._run = os.environ.get("TOKENMILL_RUN_FILE", ""), get_run_name()
+        """Store `stop`, which is called once, with a reason, when the release names another run."""
         self._stop = stop
-        self._matched = self._stopped = False
-        self.check()
+        self._stopped = False
 
     def check(self) -> None:
-        """Read the file, and call `stop` if the file named this run before and names another one now.
-
-        A pod may start before its node has the latest content, so a mismatch before the first match is ignored.
-        """
-        if not self._path or self._stopped:
-            return
-        try:
-            current = Path(self._path).read_text(errors="replace").strip()
-        except OSError:
-            return
-        self._matched = self._matched or current == self._run
-        if self._matched and current and current != self._run:
+        """Call `stop` if the release names another run now."""
+        if not self._stopped and (other := read_other_run()):
             self._stopped = True
-            self._stop(f"the release now names run {current}, but this is run {self._run}: saving and stopping")
+            self._stop(f"the release now names run {other}, but this is run {get_run_name()}: saving and stopping")

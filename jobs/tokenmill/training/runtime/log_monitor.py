@@ -13,7 +13,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from tokenmill.training.runtime.iteration_line import IterationReport, parse_data_wait, parse_iteration
+from tokenmill.training.runtime.iteration_line import LINE_START, IterationReport, parse_data_wait, parse_iteration
 
 MAX_LINE_CHARACTERS = 2000
 """Characters at the start of a line that are searched."""
@@ -23,9 +23,16 @@ OWN_FAILURE = 2
 """Priority of a failure that neither a peer nor the machine caused."""
 
 _TRAINING_STARTED = "[before the start of training step] datetime"
-_SAVING, _SAVED = "saving checkpoint at iteration", "successfully saved checkpoint"
-_PROGRESS_TEXTS = (_SAVING, _SAVED, "validation loss at", _TRAINING_STARTED)
+_SAVING, _SAVED = "saving checkpoint at iteration", "successfully saved checkpoint from iteration"
 _NO_CHECKPOINT = "will not load any checkpoints and will start from random"
+_MILESTONES = (_TRAINING_STARTED, _SAVING, _SAVED, _NO_CHECKPOINT, "validation loss at ")
+_MILESTONE = re.compile(rf"{LINE_START}({'|'.join(map(re.escape, _MILESTONES))})")
+"""A line of Megatron-LM that matters, from its start: a document that the trainer prints may contain its text."""
+_AFTER_PROGRESS_BAR = re.compile(
+    r"(?:\[(?:rank|default)\d+\]: ?)?Traceback \(most recent call last\):$|Exception ignored in: "
+    r"|[EWI]\d{4} \d\d:\d\d:\d\d\.\d+ \d+ "
+)
+"""Text that starts a line, unless a progress bar ended without a newline: then it continues the line of the bar."""
 _CONTROL_CHARACTERS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 _RANK_PREFIX = re.compile(r"\[(?:rank|default)(\d+)\]: ?")
 _TORCHRUN_LOG = re.compile(r"\[?[EWI]\d{4} ")
@@ -34,7 +41,12 @@ _ERROR_LINE = re.compile(
     r"|\S*(?:Unexpected result \S+ on rank \d+ at iteration|Got rescheduled on the same GPU)"
 )
 """Errors without a traceback; after NaN, Megatron-LM ends so that another GPU repeats it (rerun_state_machine.py)."""
-_ROOT_CAUSE = re.compile(r"\s*(rank|exitcode)\s+: (-?\d+) ")
+_FAILED_RANK = re.compile(r"failed \(exitcode: (-?\d+)\)")
+"""torchrun's line about the rank that failed first, which comes before its report."""
+_NAN_EXIT = re.compile(r"Unexpected result \S+ on rank|Got rescheduled on the same GPU")
+_NAN_EXIT_CODES = (16, 17)
+"""Exit codes with which Megatron-LM ends after NaN, once it has saved a checkpoint (rerun_state_machine.py)."""
+_REPORT_ENTRY = re.compile(r"\s*(rank|exitcode)\s+: (-?\d+) ")
 _EXCEPTION_LINE = re.compile(
     r"((?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*|\w*(?:Error|Exception|Interrupt|Exit|Iteration|Group))(: |:?$)"
 )
@@ -62,6 +74,14 @@ They count as permanent even if earlier settings of the run have saved checkpoin
 """
 
 
+_GPU_MEMORY = re.compile(r"(CUDA|HIP|GPU).{0,40}out of memory|OutOfMemoryError")
+_HOST_MEMORY = re.compile(
+    r"[Cc]an(?:not|'t) allocate memory|MemoryError|killed by signal: (?:Killed|Bus error)|terminated by signal 9\b"
+    r"|insufficient shared memory"
+)
+_NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded|Errno (?:28|122)\b")
+
+
 @dataclass(frozen=True)
 class TrainingProgress:
     """Progress of a run as one node sees it: the last iteration, and how long its output may be silent."""
@@ -69,7 +89,7 @@ class TrainingProgress:
     iteration: int | None = None
     """The last iteration that was reported since the start of the attempt."""
     saving: bool = False
-    """A checkpoint is being written."""
+    """A checkpoint is being written, or an evaluation follows: the output may be silent for as long as at a start."""
     report_interval_seconds: float = 0.0
     """Expected seconds between two reports, an evaluation included."""
 
@@ -84,6 +104,11 @@ class LogMonitor:
     """Iterations between two lines of the log, plus those of an evaluation."""
     resume_iteration: int = 0
     """The iteration of the checkpoint that the trainer must load."""
+    log_interval: int = 1
+    evaluation_interval: int = 0
+    """Iterations from one evaluation to the next, 0 if the run has none."""
+    target: int | None = None
+    """The last iteration, after which the run evaluates, too."""
     training_started: bool = False
     """Whether the trainer entered its training loop, and so accepted arguments, data and checkpoint."""
     iteration: int | None = None
@@ -101,78 +126,183 @@ class LogMonitor:
     save_seconds: float | None = None
     """Duration of the last save, as far as training waited for it."""
     _save_started_at: float = 0.0
+    _saved_since_report: bool = False
+    """A save began after the last iteration that was reported."""
     _iteration_seconds: float = 0.0
     _recent_losses: deque[float] = field(default_factory=lambda: deque(maxlen=100))
     _failures: dict[str, str] = field(default_factory=dict)
     """The exception that ended each rank; the key "" is for lines without a rank."""
+    _earlier_failures: dict[str, str] = field(default_factory=dict)
+    """The exceptions between the last two lines that show progress.
+
+    A trainer usually survived them. But the line of one rank may come after the exception that ended another rank.
+    """
     _open_tracebacks: dict[str, str] = field(default_factory=dict)
     """For each rank whose traceback is incomplete: the traceback's last line of code so far."""
     _in_ignored_exception: bool = False
     _in_torchrun_report: bool = False
-    _root_cause: dict[str, int] = field(default_factory=dict)
-    """`rank` and `exitcode` of the rank that failed first, from torchrun's report."""
+    _reported_rank: int = -1
+    """The rank whose entry of torchrun's report is being read."""
+    _rank_codes: dict[int, int] = field(default_factory=dict)
+    """Exit codes of the failed ranks from torchrun's report, of which the last entry is the first failure."""
+    _failed_rank_code: int | None = None
+    """Exit code of the rank that failed first, from torchrun's line before its report."""
     _last_line: str = ""
 
     @property
     def progress(self) -> TrainingProgress:
         """Return how far the run is."""
-        return TrainingProgress(self.iteration, self.saving, self.iterations_between_reports * self._iteration_seconds)
+        seconds = self.iterations_between_reports * self._iteration_seconds
+        return TrainingProgress(self.iteration, self.saving or self._evaluates, seconds)
+
+    @property
+    def _evaluates(self) -> bool:
+        """Return whether the run may evaluate before the next line about an iteration."""
+        if self.iteration is None or not self.evaluation_interval:
+            return False
+        last = self.iteration + self.log_interval - 1
+        is_end = self.target is not None and last >= self.target
+        return is_end or last // self.evaluation_interval > (self.iteration - 1) // self.evaluation_interval
 
     def read_line(self, line: str) -> tuple[bool, list[str]]:
         """Read a line; return whether it shows progress, and messages about it for the log."""
-        line = line[:MAX_LINE_CHARACTERS]
+        head, _, rest = line.rstrip("\r\n").partition("\r")
+        if rest:  # updates of a progress bar: the first and the last one may be parts of other text
+            self._read_failure(head[:MAX_LINE_CHARACTERS])
+            head = rest.rpartition("\r")[2]
+        line = head[:MAX_LINE_CHARACTERS]
         if report := parse_iteration(line):
-            return True, self._read_iteration(report)
+            is_next = self.iteration is None or report.iteration > self.iteration
+            return (True, self._read_iteration(report)) if is_next else (False, [])
         if (wait := parse_data_wait(line)) is not None:
             self.data_wait_seconds = wait
-        if _SAVING in line or _SAVED in line:
-            self._read_save(_SAVING in line)
-        if _TRAINING_STARTED in line:
+        match = _MILESTONE.match(line) if any(text in line for text in _MILESTONES) else None
+        if match is None:
+            self._read_failure(line)
+            return False, []
+        if match[1] == _TRAINING_STARTED:
             self.training_started = True
-            self._failures.clear()  # the trainer survived the exceptions that it printed
-        if self.resume_iteration and _NO_CHECKPOINT in line:
-            self.abort_reason = (
-                f"the trainer did not load the checkpoint of iteration {self.resume_iteration:,} and starts from "
-                "iteration 0"
-            )
-        self._read_failure(line)
-        return any(text in line for text in _PROGRESS_TEXTS), []
+            self._earlier_failures, self._failures = self._failures, {}
+        elif match[1] in (_SAVING, _SAVED):
+            self._read_save(match[1] == _SAVING)
+        elif match[1] == _NO_CHECKPOINT:
+            if self.resume_iteration and not self.training_started:
+                self.abort_reason = (
+                    f"the trainer did not load the checkpoint of iteration {self.resume_iteration:,} and starts from "
+                    "iteration 0"
+                )
+            return False, []
+        self._last_line = ""
+        return True, []
 
     # -- cause of a failure
 
     @property
     def cause(self) -> str:
         """Return the failure that no other rank caused, if there is one, preferably of the rank that torchrun names."""
+        root, code = self._first_failure
+        cause = max(self._relevant_failures.values(), key=_failure_priority, default="")
+        if self._killed_by_signal and not (cause and _failure_priority(cause) == OWN_FAILURE):
+            return f"rank {root} was terminated by signal {-code}"
+        if silent := self._silent_rank:
+            rank, code = silent
+            earlier = self._earlier_failures.get(str(rank)) or self._earlier_failures.get("")
+            if earlier and code == 1:
+                return earlier
+            if self.saved_before_nan:
+                return f"rank {rank} ended with exit code {code} because of NaN; the log of another node names the rank"
+            last_line = f"; the last line of the output: {self._last_line}" if self._last_line else ""
+            return f"rank {rank} ended with exit code {code} without a traceback{last_line}"
+        return cause or self._last_line
+
+    @property
+    def _first_failure(self) -> tuple[int | None, int]:
+        """Return the rank that failed first and its exit code, from torchrun's report."""
+        return next(reversed(self._rank_codes.items()), (None, 0))
+
+    @property
+    def _silent_rank(self) -> tuple[int, int] | None:
+        """Return the rank that ended with a positive code and printed no reason, and this code.
+
+        The others then lose their connections to it. torchrun sorts failures of the same second by rank, so its first
+        one may be that of such another rank. Exceptions and signals do not cause the codes from 2 to 127.
+        """
+        failures, (root, root_code) = self._relevant_failures, self._first_failure
+        if not all(map(_PEER_FAILURE.search, failures.values())):
+            return None
+        # An exception ends Python with code 1, so a line without a rank may be that of a rank that ended with 1.
+        if root is not None and root_code > 0 and str(root) not in failures and not ("" in failures and root_code == 1):
+            return root, root_code
+        silent = (entry for entry in self._rank_codes.items() if 1 < entry[1] < 128 and str(entry[0]) not in failures)
+        return next(silent, None)
+
+    @property
+    def _relevant_failures(self) -> dict[str, str]:
+        """Return the failure of each rank, first that of the rank which torchrun names."""
         failures = dict(reversed(self._failures.items()))
-        root = str(self._root_cause.get("rank"))
+        root = str(self._first_failure[0])
         # The output names its ranks here. Lines without a rank are then warnings, or come from torchrun.
         if root in failures:
             failures = {root: failures.pop(root), **failures}
             failures.pop("", None)
-        cause = max(failures.values(), key=_failure_priority, default="")
-        if self._killed_by_signal and not (cause and _failure_priority(cause) == OWN_FAILURE):
-            return f"rank {root} was terminated by signal {-self._root_cause['exitcode']}"
-        return cause or self._last_line
+        return failures
+
+    @property
+    def has_failed_rank(self) -> bool:
+        """Return whether torchrun has reported that a rank failed."""
+        return self._failed_rank_code is not None or bool(self._rank_codes)
+
+    @property
+    def rank_exit_code(self) -> int | None:
+        """Return the exit code of the rank that failed first, None if the output shows no failure."""
+        code = self._first_failure[1] if self._rank_codes else self._failed_rank_code
+        return 1 if code is None and self._failures else code
+
+    @property
+    def saved_before_nan(self) -> bool:
+        """Return whether the run ended because of NaN, after it saved the state before the iteration with NaN."""
+        has_nan = any(_NAN_EXIT.search(failure) for failure in self._failures.values())
+        return self._saved_since_report and (has_nan or self._first_failure[1] in _NAN_EXIT_CODES)
+
+    @property
+    def hint(self) -> str:
+        """Return what to change when the cause is a lack of memory or disk space, empty for any other cause."""
+        if _GPU_MEMORY.search(self.cause):
+            return (
+                "the GPU has too little memory for these settings: lower training.microBatchSize, raise "
+                "parallelism.tensorModelParallelSize, or set parallelism.recomputeGranularity to full (tokenmill fit "
+                "lists layouts that fit)"
+            )
+        if _HOST_MEMORY.search(self.cause):
+            return (
+                "the machine or the pod may have too little memory: raise the memory limit of the pods (resources, and "
+                "/dev/shm), or lower training.dataWorkers"
+            )
+        if _NO_SPACE.search(self.cause):
+            return "a volume is full: free space there, raise its quota, or lower checkpoint.keep"
+        return ""
 
     @property
     def _killed_by_signal(self) -> bool:
         """Return whether a signal ended the first failed rank, except for torch's abort after an exception."""
-        code = self._root_cause.get("exitcode", 0)
-        return code < 0 and not (code == -signal.SIGABRT and str(self._root_cause.get("rank")) in self._failures)
+        root, code = self._first_failure
+        return code < 0 and not (code == -signal.SIGABRT and str(root) in self._failures)
 
     @property
     def is_transient(self) -> bool:
         """Return whether another attempt may succeed without a change."""
-        return self._killed_by_signal or (bool(self._failures) and _failure_priority(self.cause) < OWN_FAILURE)
+        priority = max(map(_failure_priority, self._relevant_failures.values()), default=OWN_FAILURE)
+        return self._killed_by_signal or (priority < OWN_FAILURE and not self._silent_rank)
 
     @property
     def is_permanent(self) -> bool:
         """Return whether every attempt with these settings must fail, unless an earlier one did not."""
-        return bool(self._failures) and not self.is_transient and bool(_PERMANENT_FAILURE.search(self.cause))
+        is_known = bool(self._failures) and not self._silent_rank
+        return is_known and not self.is_transient and bool(_PERMANENT_FAILURE.search(self.cause))
 
     def _read_failure(self, line: str) -> None:
         """Record a line that ends a traceback, or that otherwise states why a program ends."""
-        text = _CONTROL_CHARACTERS.sub("", line).rstrip()
+        text = _clean(line)
         rank = ""
         if match := _RANK_PREFIX.match(text):
             rank, text = match.group(1), text[match.end() :]
@@ -181,8 +311,7 @@ class LogMonitor:
         if text.startswith("Exception ignored in"):
             self._in_ignored_exception = True
         elif self._in_torchrun_report:
-            if match := _ROOT_CAUSE.match(text):  # one entry for every failed rank; the first to fail is the last entry
-                self._root_cause[match.group(1)] = int(match.group(2))
+            self._read_report(text)
         elif text.startswith("Traceback (most recent call last)"):
             self._open_tracebacks[rank] = ""
         elif rank in self._open_tracebacks and text[0] == " ":
@@ -196,8 +325,20 @@ class LogMonitor:
             self._in_ignored_exception = False
         elif _ERROR_LINE.match(text):
             self._record_failure(rank, text.rpartition("rerun_state_machine:")[2])
-        elif not _TORCHRUN_LOG.match(text):
+        else:
+            self._read_other_line(text)
+
+    def _read_report(self, text: str) -> None:
+        if (match := _REPORT_ENTRY.match(text)) and match.group(1) == "rank":
+            self._reported_rank = int(match.group(2))
+        elif match:
+            self._rank_codes[self._reported_rank] = int(match.group(2))
+
+    def _read_other_line(self, text: str) -> None:
+        if not _TORCHRUN_LOG.match(text):
             self._last_line = text.strip()[:500]
+        elif (match := _FAILED_RANK.search(text)) and self._failed_rank_code is None:
+            self._failed_rank_code = int(match.group(1))
 
     def _record_failure(self, rank: str, text: str) -> None:
         earlier = self._failures.get(rank)
@@ -218,7 +359,8 @@ class LogMonitor:
                 f"{self.resume_iteration:,}"
             )
         self.training_started, self.saving, self.iteration = True, False, iteration
-        self._failures.clear()  # the trainer survived the exceptions that it printed
+        self._saved_since_report, self._last_line = False, ""
+        self._earlier_failures, self._failures = self._failures, {}
         messages = []
         if report.seconds:
             self._iteration_seconds = report.seconds
@@ -238,7 +380,7 @@ class LogMonitor:
     def _read_save(self, started: bool) -> None:
         self.saving = started
         if started:
-            self._save_started_at = time.monotonic()
+            self._save_started_at, self._saved_since_report = time.monotonic(), True
         elif self._save_started_at:
             self.save_seconds, self._save_started_at = time.monotonic() - self._save_started_at, 0.0
 
@@ -249,6 +391,14 @@ class LogMonitor:
         if math.isnan(loss) or (median is not None and loss > LOSS_SPIKE_FACTOR * median):
             return [f"warning: the loss {loss:g} is far from the median of recent losses, {median or 0:g}"]
         return []
+
+
+def _clean(line: str) -> str:
+    """Return a line without control characters, and without a progress bar in front of a text that starts a line."""
+    text = _CONTROL_CHARACTERS.sub("", line).rstrip()
+    starts = ("Traceback (", "Exception ignored", "failed (exitcode")
+    match = _AFTER_PROGRESS_BAR.search(text) if any(start in text for start in starts) else None
+    return text[match.start() :] if match else text
 
 
 def _failure_priority(failure: str) -> int:

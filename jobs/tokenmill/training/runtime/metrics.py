@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from tokenmill.training.runtime.attempts import Attempt
 from tokenmill.training.runtime.log_monitor import LogMonitor
 from tokenmill.training.runtime.prepare import TrainingRun
+from tokenmill.training.settings import Settings
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -25,7 +26,8 @@ JOB = "tokenmill-train"
 class TrainingCollector:
     """What this node knows about a run; `runtime.run` updates it."""
 
-    run: TrainingRun
+    run: TrainingRun | None = None
+    """The run, after its settings and data were checked."""
     monitor: LogMonitor | None = None
     """The monitor of the trainer's output, after the trainer was started."""
     saved: int | None = None
@@ -37,13 +39,19 @@ class TrainingCollector:
     attempts_without_progress: int | None = None
     """Attempts in a row that started where this one did, this one included, without those that a signal stopped."""
     exit_code: int | None = None
+    ended_at: float | None = None
+    """Time of the end of the attempt, with its exit code."""
     started: float = field(default_factory=time.time)
+
+    def end(self, exit_code: int) -> None:
+        """Set the end of the attempt."""
+        self.exit_code, self.ended_at = exit_code, time.time()
 
     def count_attempts(self, attempts: list[Attempt]) -> None:
         """Set the numbers of attempts; the last one is the current one."""
         self.attempts, self.attempts_without_progress = len(attempts), 0
         for attempt in reversed(attempts):
-            if attempt.began_at != attempts[-1].began_at or attempt.settings != attempts[-1].settings:
+            if attempt.progress != attempts[-1].progress or attempt.settings != attempts[-1].settings:
                 break
             self.attempts_without_progress += not attempt.stopped
         if (attempts[-1].saved or attempts[-1].began_at) > attempts[-1].began_at:
@@ -53,15 +61,16 @@ class TrainingCollector:
         """Return all metrics that are known."""
         from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
-        settings = self.run.settings
-        info = GaugeMetricFamily(
-            "tokenmill_train_info",
-            "Release, model and size of the run; the value is always 1.",
-            labels=["release", "model", "framework", "nodes", "gpus", "node"],
-        )
-        size = (str(settings.training.nodes), str(settings.world_size), str(self.run.node.rank))
-        info.add_metric([settings.release, settings.model.name, settings.trainer.framework, *size], 1)
-        yield info
+        if run := self.run:
+            settings = run.settings
+            info = GaugeMetricFamily(
+                "tokenmill_train_info",
+                "Release, model and size of the run; the value is always 1.",
+                labels=["release", "model", "framework", "nodes", "gpus", "node"],
+            )
+            size = (str(settings.training.nodes), str(settings.world_size), str(run.node.rank))
+            info.add_metric([settings.release, settings.model.name, settings.trainer.framework, *size], 1)
+            yield info
         for name, text, value in self._gauges():
             if value is not None:
                 yield GaugeMetricFamily(f"tokenmill_train_{name}", text, value)
@@ -70,7 +79,7 @@ class TrainingCollector:
 
     def _gauges(self) -> Iterator[tuple[str, str, float | None]]:
         yield "start_timestamp_seconds", "Time at which this node started the attempt.", self.started
-        yield "target_iteration", "Iteration at which the run is complete.", self.run.target
+        yield "target_iteration", "Iteration at which the run is complete.", self.run.target if self.run else None
         yield "saved_iteration", "Iteration of the last checkpoint.", self.saved
         yield "last_checkpoint_timestamp_seconds", "Time of the last checkpoint.", self.saved_at
         yield "attempts", "Attempts so far.", self.attempts
@@ -80,15 +89,16 @@ class TrainingCollector:
             self.attempts_without_progress,
         )
         yield "exit_code", "Exit code of the attempt: 0 at the target, 143 to be repeated.", self.exit_code
-        if (monitor := self.monitor) is None:
+        yield "end_timestamp_seconds", "Time at which the attempt ended on this node.", self.ended_at
+        if (monitor := self.monitor) is None or self.run is None:
             return
         yield "training", "1 after the trainer has entered its training loop.", monitor.training_started
         yield "saving", "1 while a checkpoint is written.", monitor.saving
         yield "save_seconds", "Duration of the last save, until Megatron-LM reported it.", monitor.save_seconds
-        yield from self._iteration_gauges(monitor)
+        yield from self._iteration_gauges(monitor, self.run.settings)
 
-    def _iteration_gauges(self, monitor: LogMonitor) -> Iterator[tuple[str, str, float | None]]:
-        report, settings = monitor.report, self.run.settings
+    def _iteration_gauges(self, monitor: LogMonitor, settings: Settings) -> Iterator[tuple[str, str, float | None]]:
+        report = monitor.report
         if report is None:
             return
         yield "iteration", "Last iteration that was reported.", report.iteration

@@ -17,6 +17,7 @@ from tokenmill.training.data.flags import write_data_arguments
 from tokenmill.training.data.resolve import resolve
 from tokenmill.training.data.summary import summarize
 from tokenmill.training.frameworks import framework_command
+from tokenmill.training.planner.memory import checkpoint_bytes
 from tokenmill.training.preflight import check_run
 from tokenmill.training.runtime.node import Node, build_launcher_command, read_node
 from tokenmill.training.settings import MEGATRON_LM, Settings, read_settings
@@ -41,6 +42,8 @@ class TrainingRun:
     """Directory of the tokenizer of the data."""
     scratch: Path
     """Directory for temporary files of this start."""
+    save_bytes: int
+    """Expected bytes of a checkpoint."""
 
     @property
     def checkpoints(self) -> Path:
@@ -100,4 +103,5 @@ def prepare(path: Path, *, scratch: Path, dry_run: bool = False) -> TrainingRun:
         ),
         data.tokenizer,
         scratch,
+        round(checkpoint_bytes(settings.layout(data.vocab_size))),
     )

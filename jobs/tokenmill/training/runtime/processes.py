@@ -19,6 +19,13 @@ def list_ranks(launcher: int) -> list[int]:
     return [pid for pid, parent in _read_parents().items() if parent == launcher]
 
 
+def leads_session(pid: int) -> bool:
+    """Return whether a process leads a session, as torchrun's ranks do."""
+    with contextlib.suppress(ProcessLookupError):
+        return os.getsid(pid) == pid
+    return False
+
+
 def signal_ranks(launcher: int, number: signal.Signals) -> int:
     """Send a signal to the launcher's children; return their number."""
     ranks = list_ranks(launcher)

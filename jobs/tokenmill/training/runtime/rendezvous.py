@@ -70,10 +70,7 @@ class Rendezvous:
             for rank, arrival in self._read_arrivals().items():
                 self._observe(rank, arrival, now)
         if not ranks_started and self._leader_restarted_at and now - self._leader_restarted_at >= RECONNECT_SECONDS:
-            raise Superseded(
-                "node 0 has restarted, and the launcher on this node waits for its previous start (start all nodes "
-                "again)"
-            )
+            raise Superseded("node 0 has restarted, and the launcher on this node waits for its previous start")
         if not ranks_started and self._node.is_leader and self._missing_ranks and now - self._logged_at >= LOG_SECONDS:
             self._logged_at = now
             names = ", ".join(map(str, sorted(self._missing_ranks)[:10])) + (
@@ -106,7 +103,4 @@ class Rendezvous:
             return
         is_later = now >= self._cache_expires_at or arrival.began > self._ranks_started_at + MAX_CLOCK_SKEW_SECONDS
         if is_later and previous and arrival.start != previous.start:
-            raise Superseded(
-                f"node {rank} has restarted, and the ranks on this node wait for its previous ranks (start all nodes "
-                "again)"
-            )
+            raise Superseded(f"node {rank} has restarted, and the ranks on this node wait for its previous ranks")

@@ -15,9 +15,9 @@ from pathlib import Path
 from signal import SIGTERM
 from socket import gethostname
 
-from tokenmill.errors import RequestError, Stopped, TokenmillError
+from tokenmill.errors import MachineError, RequestError, Stopped, TokenmillError
 from tokenmill.files.codec import content_id
-from tokenmill.files.explain import explain_os_errors
+from tokenmill.files.explain import explain_os_errors, is_full
 from tokenmill.files.mounts import directory_cache_seconds
 from tokenmill.metrics import MetricsExporter, MetricsTarget
 from tokenmill.notify.announcer import Announcer, NotifyTarget
@@ -31,20 +31,28 @@ from tokenmill.training.runtime.announce import RunEnd
 from tokenmill.training.runtime.attempts import Attempt, RunRecords
 from tokenmill.training.runtime.flight_recorder import configure_flight_recorder
 from tokenmill.training.runtime.hang_record import HangRecord
-from tokenmill.training.runtime.lease import CheckpointLease, ReleaseWatcher, get_run_name
+from tokenmill.training.runtime.lease import CheckpointLease, ReleaseWatcher, get_run_name, read_other_run
 from tokenmill.training.runtime.log_monitor import LogMonitor
 from tokenmill.training.runtime.metrics import JOB, TrainingCollector
 from tokenmill.training.runtime.node import build_launcher_environment, read_rank
-from tokenmill.training.runtime.output import log
+from tokenmill.training.runtime.output import log, write, writing_in_background
 from tokenmill.training.runtime.peers import PeerStatus
 from tokenmill.training.runtime.prepare import TrainingRun, prepare
 from tokenmill.training.runtime.rendezvous import Rendezvous
 from tokenmill.training.runtime.supervisor import HangTimeouts, LauncherExit, Signals, Supervisor
-from tokenmill.training.runtime.verdict import decide_verdict, describe_exit, describe_late_failure
+from tokenmill.training.runtime.verdict import (
+    AttemptVerdict,
+    decide_verdict,
+    describe_cause,
+    describe_exit,
+    describe_late_failure,
+)
 from tokenmill.training.settings import MEGATRON_LM, Settings, read_settings
 
 VERDICT_TIMEOUT_SECONDS = 150.0
 """Seconds to wait for node 0's verdict: blobfuse caches a directory for up to 120 s."""
+RELEASE_TIMEOUT_SECONDS = 180.0
+"""Seconds to wait until the release names this run: a node may use an outdated ConfigMap for more than two minutes."""
 LINGER_SECONDS = 5.0
 """Seconds for other nodes to end together with node 0: after that the operator removes them, and their logs."""
 
@@ -79,28 +87,50 @@ def train(path: Path, target: MetricsTarget, notify: NotifyTarget) -> None:
         RequestError: the run cannot start or cannot continue.
         RetryRun: the run has not reached its target, and another attempt may.
     """
+    collector = TrainingCollector()
     with (
+        writing_in_background(),
         RunEnd(Announcer(notify, _warn), is_leader=read_rank() == 0).announced() as end,
         Signals() as signals,
-        _convert_errors(signals),
-        tempfile.TemporaryDirectory(prefix="tokenmill-train-") as scratch,
+        MetricsExporter(target, JOB, [collector], _warn, required=False),
     ):
-        end.run = run = prepare(path, scratch=Path(scratch))
-        for line in run.messages:
-            log(line)
-        if run.node_problems and not run.saved_iteration():
-            raise RequestError(describe_problems(run.node_problems))
-        collector = TrainingCollector(run)
-        with (
-            explain_os_errors(run.checkpoints),
-            MetricsExporter(target, JOB, [collector], _warn, required=False),
-        ):
-            try:
-                (_run_leader if run.node.is_leader else _run_follower)(run, signals, collector, end)
-            except BaseException as problem:
-                collector.exit_code = problem.exit_code if isinstance(problem, TokenmillError) else 1
-                raise
-            collector.exit_code = 0
+        try:
+            with _convert_errors(signals), tempfile.TemporaryDirectory(prefix="tokenmill-train-") as scratch:
+                _wait_for_release(path)
+                end.run = collector.run = run = prepare(path, scratch=Path(scratch))
+                for line in run.messages:
+                    log(line)
+                if run.node_problems and not run.saved_iteration():
+                    raise RequestError(describe_problems(run.node_problems))
+                with explain_os_errors(run.checkpoints), _explain_full_volume(run):
+                    (_run_leader if run.node.is_leader else _run_follower)(run, signals, collector, end)
+        except BaseException as problem:
+            collector.end(problem.exit_code if isinstance(problem, TokenmillError) else 1)
+            raise
+        collector.end(0)
+
+
+def _wait_for_release(settings: Path) -> None:
+    """Wait until the release names this run.
+
+    A pod may start before its node has the latest content of the ConfigMap. A pod that waited for a node or an image
+    may start after a rollback: the rollback has deleted its settings, or the release still names another run.
+
+    Raises:
+        RetryRun: the release names another run, whose pod replaces this one.
+    """
+    started = time.monotonic()
+    is_logged = False
+    while other := read_other_run():
+        if not settings.exists() or time.monotonic() - started > RELEASE_TIMEOUT_SECONDS:
+            raise RetryRun(
+                f"the release names run {other}, but this is run {get_run_name()}, which a rollback or an upgrade "
+                "replaced before this pod started; start the run again (on Kubernetes, the operator does this)"
+            )
+        if not is_logged:
+            log(f"the release names run {other}, but this is run {get_run_name()}: waiting for the release")
+            is_logged = True
+        time.sleep(1)
 
 
 def _warn(text: str) -> None:
@@ -123,10 +153,27 @@ def _convert_errors(signals: Signals) -> Iterator[None]:
     except Exception as problem:
         if signals.raise_on_signal:
             raise
-        traceback.print_exc()
+        write(traceback.format_exc())
         raise RetryRun(
             f"internal error of tokenmill after the trainer was started ({problem!r}); start the run again, and report "
             "the traceback above"
+        ) from problem
+
+
+@contextlib.contextmanager
+def _explain_full_volume(run: TrainingRun) -> Iterator[None]:
+    """Let a run with a checkpoint be retried if its volume is full: it continues once there is space."""
+    try:
+        yield
+    except (OSError, MachineError) as problem:
+        if not is_full(problem):
+            raise
+        saved = run.saved_iteration()
+        kind = RetryRun if saved else MachineError
+        place = f" to resume from the checkpoint of iteration {saved:,}" if saved else ""
+        raise kind(
+            f"no space left on the volume of {run.checkpoints}: free space there, raise its quota, or lower "
+            f"checkpoint.keep, and start the run again{place}"
         ) from problem
 
 
@@ -134,15 +181,15 @@ def _run_leader(run: TrainingRun, signals: Signals, collector: TrainingCollector
     """Run node 0: hold the lease, repair, record, supervise, decide the verdict, prune."""
     records = RunRecords(run.checkpoints)
     lease = CheckpointLease(records.directory, get_run_name(), run.settings.release)
-    lease.acquire(log)
+    records.with_reserve(lambda: lease.acquire(log))
     try:
-        code, message = _run_attempt(run, records, lease, signals, collector, end)
+        verdict = _run_attempt(run, records, lease, signals, collector, end)
     finally:
         # Another program may have replaced the file; the result of the attempt stays the same.
         with contextlib.suppress(OSError, TokenmillError):
             lease.release()
-    _finish(code, message)
-    end.announce_success(message)
+    _finish(verdict.code, verdict.message)
+    end.announce_success(verdict.message)
     if run.node.nodes > 1:
         signals.raise_on_signal = False  # the run is complete, and a signal must not change its exit code
         time.sleep(LINGER_SECONDS)
@@ -155,12 +202,15 @@ def _run_attempt(
     signals: Signals,
     collector: TrainingCollector,
     end: RunEnd,
-) -> tuple[int, str]:
-    """Repair the checkpoints and run one attempt; return its exit code and the reason."""
+) -> AttemptVerdict:
+    """Repair the checkpoints and run one attempt."""
     settings = run.settings
     start = _find_start(run)
     for line in start.actions:
         log(line)
+    if run.is_megatron_lm and start.iteration:
+        _prune(run, at_start=True)
+    records.keep_reserve()
     allow_change = settings.dataset.allow_change
     for line in check_identity(records.directory, start.iteration, run.identity, allow_change=allow_change):
         log(line)
@@ -169,8 +219,11 @@ def _run_attempt(
     for path in remove_truncated_files(run.cache, shared=settings.dataset.cache_path is not None):
         log(f"removed {path}: the file is truncated, and Megatron-LM would fail with it at every start")
     if start.iteration >= run.target:
-        return 0, f"completed: the checkpoint of iteration {start.iteration:,} exists, and the target is {run.target:,}"
-    attempt = Attempt(content_id(_settings_contract(settings)), start.iteration)
+        return AttemptVerdict(
+            0, f"completed: the checkpoint of iteration {start.iteration:,} exists, and the target is {run.target:,}"
+        )
+    good = checkpoints.find_good_iteration(run.checkpoints, start.iteration) if start.iteration else None
+    attempt = Attempt(content_id(_settings_contract(settings)), start.iteration, good=good)
     signals.raise_on_signal = False  # an attempt whose start is recorded must also record its end
     supervision = settings.supervision
     retried = records.start_attempt(
@@ -178,16 +231,27 @@ def _run_attempt(
     )
     collector.count_attempts(records.read_attempts())
     if run.node_problems:
-        return _record_end(records, attempt, 143, describe_problems(run.node_problems))
+        return _record_end(records, attempt, AttemptVerdict(143, describe_problems(run.node_problems)))
     lease.renew()
     log(f"starting at iteration {start.iteration:,} of {run.target:,}: {shlex.join(run.command[:8])} ...")
     monitor, peers = _create_monitor(settings, start.iteration), PeerStatus(records, run.node)
     collector.monitor = monitor
 
+    pruned = start.iteration
+
+    def delete_replaced() -> None:
+        """Delete old checkpoints once training has continued after a new one: none may replace them before NaN."""
+        nonlocal pruned
+        saved, peer = run.saved_iteration(), peers.read_progress()
+        if run.is_megatron_lm and pruned < saved < max(monitor.iteration or 0, (peer and peer.iteration) or 0):
+            pruned = saved
+            _prune(run)
+
     tasks = (
         lambda: lease.renew(stopping=bool(signals.received)),
         lambda: peers.publish(monitor.progress),
         lambda: _record_progress(run, records, attempt, monitor, collector),
+        delete_replaced,
     )
 
     def record_stop() -> None:
@@ -199,8 +263,9 @@ def _run_attempt(
     attempt.saved = max(attempt.saved or start.iteration, run.saved_iteration())
     attempt.stopped = launcher_exit.stopped or bool(stopped_nodes)
     attempt.iterated = attempt.iterated or monitor.training_started or launcher_exit.has_iterated
+    _settle_checkpoints(run, attempt, monitor)
     verdict = decide_verdict(run.target, launcher_exit, monitor, attempt, retried=retried, stopped_nodes=stopped_nodes)
-    return _record_end(records, attempt, *verdict)
+    return _record_end(records, attempt, verdict)
 
 
 def _read_stopped_nodes(records: RunRecords, attempt: Attempt) -> list[str]:
@@ -215,34 +280,58 @@ def _find_start(run: TrainingRun) -> checkpoints.StartPoint:
     The programs of other frameworks need none: they set the tracker last, with one rename, and load what it names.
     """
     if run.is_megatron_lm:
-        return checkpoints.repair_checkpoints(run.checkpoints, log=log)
+        return checkpoints.repair_checkpoints(run.checkpoints, save_bytes=run.save_bytes, log=log)
     iteration = checkpoints.read_tracked_iteration(run.checkpoints) or 0
     return checkpoints.StartPoint(iteration, f"checkpoint-{iteration}" if iteration else None)
+
+
+def _settle_checkpoints(run: TrainingRun, attempt: Attempt, monitor: LogMonitor) -> None:
+    """Mark the last checkpoint of an attempt that ended with NaN; else delete the checkpoints that it replaces."""
+    if not run.is_megatron_lm:
+        return
+    try:
+        if monitor.saved_before_nan and attempt.saved:
+            checkpoints.mark_before_nan(run.checkpoints, attempt.saved)
+            log(
+                f"the checkpoint of iteration {attempt.saved:,} was saved because the next iteration had NaN: it is "
+                "marked, replaces no older checkpoint and does not count as progress"
+            )
+        elif attempt.saved != attempt.began_at:
+            _prune(run)
+    except (OSError, TokenmillError) as problem:
+        log(f"warning: {problem}")
+
+
+def _prune(run: TrainingRun, *, at_start: bool = False) -> None:
+    for line in checkpoints.prune(run.checkpoints, run.settings.checkpoint.keep, at_start=at_start):
+        log(line)
 
 
 def _record_progress(
     run: TrainingRun, records: RunRecords, attempt: Attempt, monitor: LogMonitor, collector: TrainingCollector
 ) -> None:
-    """Record the progress of an attempt, and delete old checkpoints after a new one."""
+    """Record the progress of an attempt."""
     saved = run.saved_iteration()
     collector.saved, collector.saved_at = saved, checkpoints.tracked_since(run.checkpoints)
     if saved > (attempt.saved or attempt.began_at) or monitor.training_started > attempt.iterated:
         attempt.saved, attempt.iterated = saved, attempt.iterated or monitor.training_started
         records.update_attempt(attempt)
         collector.count_attempts(records.read_attempts())
-        for line in checkpoints.prune(run.checkpoints, run.settings.checkpoint.keep) if run.is_megatron_lm else ():
-            log(line)
 
 
-def _record_end(records: RunRecords, attempt: Attempt, code: int, message: str) -> tuple[int, str]:
-    """Record how an attempt ended, and return its result even if the record cannot be written."""
-    attempt.ended = message
-    try:
+def _record_end(records: RunRecords, attempt: Attempt, verdict: AttemptVerdict) -> AttemptVerdict:
+    """Record how an attempt ended, and return its verdict even if the record cannot be written."""
+    attempt.ended = verdict.reason
+
+    def record() -> None:
         records.update_attempt(attempt)
-        records.write_verdict(attempt, code, attempt.saved or attempt.began_at)
+        records.write_verdict(attempt, verdict.code, attempt.saved or attempt.began_at)
+
+    try:
+        records.with_reserve(record)
     except (OSError, TokenmillError) as problem:
         log(f"warning: cannot record how this attempt ended: {problem}")
-    return code, message
+    return verdict
 
 
 def _run_follower(run: TrainingRun, signals: Signals, collector: TrainingCollector, end: RunEnd) -> None:
@@ -270,10 +359,10 @@ def _run_follower(run: TrainingRun, signals: Signals, collector: TrainingCollect
     launcher_exit = _supervise(
         run, monitor, peers, (lambda: peers.publish(monitor.progress),), signals, end, record_stop
     )
-    if launcher_exit.exit_code == 0 and run.saved_iteration() >= run.target:
+    if not launcher_exit.has_failed and run.saved_iteration() >= run.target:
         return _finish(0, f"completed: iteration {run.target:,} is saved")
     # torchrun may fail on this node if node 0's launcher ended first.
-    if launcher_exit.exit_code != 0 and not launcher_exit.stopped and _is_target_saved(run):
+    if launcher_exit.has_failed and not launcher_exit.stopped and _is_target_saved(run):
         return _finish(0, f"completed: iteration {run.target:,} is saved{describe_late_failure(launcher_exit)}")
     if launcher_exit.stopped:
         _finish(
@@ -281,8 +370,8 @@ def _run_follower(run: TrainingRun, signals: Signals, collector: TrainingCollect
             "stopped by a signal; start the run again to resume from the last checkpoint (on "
             "Kubernetes, the operator does this)",
         )
-    if launcher_exit.exit_code != 0:
-        cause = launcher_exit.abort_reason or monitor.cause or describe_exit(launcher_exit)
+    if launcher_exit.has_failed:
+        cause = launcher_exit.abort_reason or describe_cause(monitor).removeprefix(": ") or describe_exit(launcher_exit)
         with contextlib.suppress(OSError):
             records.write_failure(run.node.rank, gethostname(), cause)
         _finish(
@@ -311,8 +400,8 @@ def _run_follower(run: TrainingRun, signals: Signals, collector: TrainingCollect
         time.sleep(0.5)
     _finish(
         143,
-        f"the trainer ended with exit code 0, but this node does not see a checkpoint of iteration {run.target:,}; "
-        "start the run again (on Kubernetes, the operator does this)",
+        f"the ranks of this node ended without a failure, but this node does not see a checkpoint of iteration "
+        f"{run.target:,}; start the run again (on Kubernetes, the operator does this)",
     )
 
 
@@ -381,6 +470,9 @@ def _create_monitor(settings: Settings, resume_iteration: int) -> LogMonitor:
         peak_tflops=settings.gpu.peak_tflops,
         iterations_between_reports=(training.log_interval or 1) + training.eval_iterations,
         resume_iteration=resume_iteration,
+        log_interval=training.log_interval or 1,
+        evaluation_interval=(training.eval_interval or 0) if training.eval_iterations else 0,
+        target=training.iterations,
     )
 
 

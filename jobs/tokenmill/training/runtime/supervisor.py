@@ -23,11 +23,12 @@ from tokenmill.training.runtime.hang_record import (
     HangRecord,
 )
 from tokenmill.training.runtime.log_monitor import LogMonitor, TrainingProgress
-from tokenmill.training.runtime.output import flush, log, pump_lines, write
+from tokenmill.training.runtime.output import is_blocked, log, pump_lines, write
 from tokenmill.training.runtime.processes import (
     adopt_orphans,
     dump_stacks,
     kill_descendants,
+    leads_session,
     list_ranks,
     prepare_launcher,
     reap_orphans,
@@ -37,6 +38,8 @@ from tokenmill.training.runtime.processes import (
 
 OUTPUT_POLL_SECONDS = 0.2
 """Seconds to wait for output before the next check for signals and hangs."""
+FREEZE_SECONDS = 5.0
+"""Seconds between two checks after which this process was not running: the machine or the container was suspended."""
 TASK_SECONDS = 5.0
 """Seconds between two runs of the periodic tasks, which use the shared directory."""
 STARTUP_TASK_SECONDS = 1.0
@@ -49,7 +52,10 @@ DRAIN_SECONDS = 5.0
 A process that cannot be killed keeps the pipe open, so the wait for output also ends after this long a silence.
 """
 BARRIER_TIMEOUT_SECONDS = 60.0
-"""Seconds for a launcher whose ranks have ended; torchrun waits 300 s for other nodes' ranks, which may be dead."""
+"""Seconds for a launcher whose ranks have ended; torchrun waits 300 s for other nodes' ranks, which may be dead.
+
+Nobody but the launcher learns the exit codes of the ranks. Their output shows whether one failed.
+"""
 KILL_TIMEOUT_SECONDS = 30.0
 """Seconds for killed processes to end; one that waits for a dead device or file server may never end."""
 
@@ -67,7 +73,10 @@ class Signals:
         self.raise_on_signal = True
 
     def __enter__(self) -> Self:
-        self._previous_handlers = {number: signal.signal(number, self._handle) for number in STOP_SIGNALS}
+        numbers = [*STOP_SIGNALS]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores the end of the terminal
+            numbers.append(signal.SIGHUP)
+        self._previous_handlers = {number: signal.signal(number, self._handle) for number in numbers}
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
@@ -87,8 +96,11 @@ class Signals:
 class LauncherExit:
     """How the launcher ended."""
 
-    exit_code: int
-    """Exit code of the launcher, negative for a signal."""
+    exit_code: int | None
+    """Exit code of the launcher, negative for a signal.
+
+    If the launcher waited after its ranks: the exit code of the rank that failed first, None if no failure was printed.
+    """
     stopped: bool
     """A stop signal arrived."""
     abort_reason: str
@@ -97,6 +109,11 @@ class LauncherExit:
     """This node or another one reported an iteration."""
     ranks_started_at: float
     """Time (`time.time`) at which ranks were first observed, or at which the launcher ended without any."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Return whether the launcher or a rank failed."""
+        return self.exit_code not in (0, None)
 
 
 @dataclass(frozen=True)
@@ -197,19 +214,17 @@ class Supervisor:
             kill_descendants(KILL_TIMEOUT_SECONDS)
         task_thread.join(KILL_TIMEOUT_SECONDS)
         self._run_tasks()
-        code = process.poll()
-        code = 0 if self._ranks_finished else code
-        if self.hang_record and code != 0:
-            self.hang_record.save()
-        has_iterated = any(progress.iteration is not None for progress in self._all_progress())
-        ranks_started_at = self._ranks_started_at or time.time()
-        return LauncherExit(
-            -signal.SIGKILL if code is None else code,
+        code = -signal.SIGKILL if process.poll() is None else process.returncode
+        launcher_exit = LauncherExit(
+            self.monitor.rank_exit_code if self._ranks_finished else code,
             self._stopping,
             self._abort_reason,
-            has_iterated,
-            ranks_started_at,
+            has_iterated=any(progress.iteration is not None for progress in self._all_progress()),
+            ranks_started_at=self._ranks_started_at or time.time(),
         )
+        if self.hang_record and launcher_exit.has_failed:
+            self.hang_record.save()
+        return launcher_exit
 
     def _run_tasks_periodically(self, launcher: int) -> None:
         ranks_seen_at, previous_ranks = 0.0, set[int]()
@@ -217,11 +232,14 @@ class Supervisor:
             self._run_tasks()
             reap_orphans(launcher)
             ranks = set(list_ranks(launcher))
-            if ranks & previous_ranks:  # processes of torchrun's own imports (ldconfig) have ended by the next poll
+            # Processes of torchrun's own imports (ldconfig) lead no session, and have ended by the next poll.
+            if ranks & previous_ranks or any(leads_session(pid) for pid in ranks):
                 ranks_seen_at = time.monotonic()
                 if not self._ranks_started_at:
                     self._ranks_started_at, self._progress_at = time.time(), ranks_seen_at
                     self._run_tasks()  # at once: these ranks connect to those of the nodes that have started by now
+            elif not ranks and not ranks_seen_at and self.monitor.has_failed_rank:
+                ranks_seen_at = time.monotonic()  # the ranks lived for less than the time between two polls
             elif (
                 not ranks
                 and ranks_seen_at
@@ -229,7 +247,7 @@ class Supervisor:
                 and not self._ranks_finished
             ):
                 self._ranks_finished = True
-                log("all ranks of this node have ended: ending the launcher, which still waits for other nodes")
+                log("all ranks of this node have ended: ending the launcher, which still waits")
                 kill_descendants(KILL_TIMEOUT_SECONDS)
             previous_ranks = ranks
 
@@ -258,15 +276,23 @@ class Supervisor:
         """Pass the output on until the launcher and its output have ended; check for signals and hangs meanwhile."""
         batches: queue.Queue[list[bytes] | None] = queue.Queue(maxsize=64)
         threading.Thread(target=pump_lines, args=(process.stdout, batches), daemon=True).start()
-        self._progress_at = time.monotonic()
+        self._progress_at = now = time.monotonic()
         peer_progress, output_ended, exited_at, output_at = self._peer_progress, False, 0.0, 0.0
         while True:
-            with contextlib.suppress(queue.Empty):
-                batch = batches.get(timeout=OUTPUT_POLL_SECONDS)
-                output_ended = output_ended or batch is None
-                self._read_batch(batch or [])
-                output_at = time.monotonic()
-            now = time.monotonic()
+            # The launcher waits for a slow reader of the log, unless it ends: its last lines have the reason.
+            log_is_blocked = is_blocked() and not exited_at and not self._stopping
+            if log_is_blocked:
+                time.sleep(OUTPUT_POLL_SECONDS)
+            else:
+                with contextlib.suppress(queue.Empty):
+                    batch = batches.get(timeout=OUTPUT_POLL_SECONDS)
+                    output_ended = output_ended or batch is None
+                    self._read_batch(batch or [])
+                    output_at = time.monotonic()
+            previous, now = now, time.monotonic()
+            if now - previous > FREEZE_SECONDS:
+                self._progress_at += now - previous
+                self._kill_at += now - previous
             if not exited_at and process.poll() is not None:
                 exited_at, self._kill_at = now, min(self._kill_at, now + DRAIN_SECONDS)
             if exited_at and (output_ended or now - max(exited_at, output_at) > DRAIN_SECONDS):
@@ -274,6 +300,7 @@ class Supervisor:
             is_waiting = exited_at or not (self._ranks_started_at or self._all_nodes_started)
             if (
                 is_waiting
+                or log_is_blocked
                 or self._peer_progress != peer_progress
                 or (self._records_unavailable and self.monitor.iteration is None)
             ):
@@ -282,15 +309,17 @@ class Supervisor:
             self._abort_if_necessary(process, now)
 
     def _read_batch(self, batch: list[bytes]) -> None:
+        output = []
         for line in batch:
             text = line.decode(errors="replace")
             shows_progress, messages = self.monitor.read_line(text)
-            write("".join([text, *(f"tokenmill: {message}\n" for message in messages)]))
+            output += [text, *(f"tokenmill: {message}\n" for message in messages)]
             if self._hanging and self.hang_record:
                 self.hang_record.read_line(text)
             if shows_progress:
                 self._progress_at, self._ranks_started_at = time.monotonic(), self._ranks_started_at or time.time()
-        flush()
+        if output:
+            write("".join(output))
 
     def _forward_signals(self, process: "subprocess.Popen[bytes]") -> None:
         """Let the ranks save and end after the first signal, and kill them after a second Ctrl-C."""

@@ -1,0 +1,192 @@
+"""Map a pair of Megatron-LM's indexed dataset for reading, as verify, inspect and training open it.
+
+`writer` describes the layout.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.datasets.formats.base import REMAKE
+from tokenmill.datasets.formats.indexed.writer import CODES, HEADER, MAGIC, VERSION
+from tokenmill.errors import InputError, RequestError
+from tokenmill.files.named_file import open_file
+from tokenmill.machine import raise_file_limit
+
+Array = npt.NDArray[Any]
+
+DTYPES: dict[int, np.dtype[Any]] = {code: np.dtype(name).newbyteorder("<") for name, code in CODES.items()}
+"""Dtypes of the ids by their code in the `.idx`."""
+
+
+FREE_FILES = 128
+"""Open files that remain for everything but pairs, as far as the hard limit of the process allows."""
+
+MIN_FREE_FILES = 16
+"""Open files that must remain."""
+
+
+class DamagedPair(InputError):
+    """A `.bin` or `.idx` file that Megatron-LM would fail to read, or would read incorrectly."""
+
+    def __init__(self, path: Path, description: str) -> None:
+        super().__init__(f"{path}: {description}; {REMAKE}")
+        self.path = path
+        self.description = description
+
+
+def dtype_for(vocab_size: int) -> np.dtype[Any]:
+    """Return the ids' dtype that Megatron-LM chooses: uint16 below 65,500 vocabulary entries, otherwise int32."""
+    return DTYPES[8] if vocab_size < 65_500 else DTYPES[4]
+
+
+def dtype_code(dtype: npt.DTypeLike) -> int:
+    """Return a dtype's code; raise ValueError, for an error of the caller, if it has none."""
+    requested = np.dtype(dtype)
+    for code, known in DTYPES.items():
+        if known == requested:
+            return code
+    raise ValueError(f"the indexed dataset has no code for dtype {requested}")
+
+
+class Index(NamedTuple):
+    """An `.idx` mapped read-only: the arrays are views of the file.
+
+    `modes` has an int8 for each sequence in the pairs of multimodal datasets, and is empty in other pairs.
+    """
+
+    dtype: np.dtype[Any]
+    lengths: Array
+    pointers: Array
+    document_indices: Array
+    modes: Array
+
+    @property
+    def bin_bytes(self) -> int:
+        """The end of the last sequence in bytes, which is the required size of the `.bin`."""
+        if not self.lengths.size:
+            return 0
+        return int(self.pointers[-1]) + int(self.lengths[-1]) * self.dtype.itemsize
+
+
+def open_index(path: Path) -> Index:
+    """Map an `.idx`; raise DamagedPair if its header is invalid or its size does not match its counts."""
+    try:
+        size = path.stat().st_size
+        with open_file(path) as file:
+            header = file.read(HEADER.size)
+            _reserve_files(path, file)
+    except FileNotFoundError:
+        raise DamagedPair(path, "missing") from None
+    if not header.startswith(MAGIC):
+        raise DamagedPair(path, f"not an indexed dataset: it begins with {header[:9]!r} instead of {MAGIC!r}")
+    if len(header) < HEADER.size:
+        raise DamagedPair(path, f"it ends after {size} bytes, inside its {HEADER.size}-byte header")
+    _, version, code, sequences, entries = HEADER.unpack(header)
+    if version != VERSION:
+        raise DamagedPair(path, f"version {version} at offset 9, but Megatron-LM reads version {VERSION}")
+    if code not in DTYPES:
+        raise DamagedPair(path, f"unknown dtype code {code} at offset 17")
+    expected = HEADER.size + 12 * sequences + 8 * entries
+    # The header has no flag for the modes. Megatron-LM reads them only for multimodal datasets, and ignores them in
+    # other datasets.
+    if entries < 1 or size not in (expected, expected + sequences):
+        raise DamagedPair(
+            path,
+            f"it has {size:,} bytes, but {sequences:,} sequences and {entries:,} document indices need {expected:,}",
+        )
+    raw = np.memmap(path, dtype=np.uint8, mode="r")
+    pointers_offset = HEADER.size + 4 * sequences
+    documents_offset = pointers_offset + 8 * sequences
+    modes_offset = documents_offset + 8 * entries
+    return Index(
+        DTYPES[code],
+        raw[HEADER.size : pointers_offset].view("<i4"),
+        raw[pointers_offset:documents_offset].view("<i8"),
+        raw[documents_offset:modes_offset].view("<i8"),
+        raw[modes_offset:].view("i1"),
+    )
+
+
+def _reserve_files(path: Path, file: IO[bytes]) -> None:
+    """Raise the limit of open files before maps exceed it: each map of a pair's two files keeps its file open.
+
+    Raises:
+        RequestError: the hard limit allows no more.
+    """
+    handle = os.dup(file.fileno())  # the lowest free number, so it shows how many files are open
+    os.close(handle)
+    limit = raise_file_limit(handle + FREE_FILES)
+    if handle + MIN_FREE_FILES > limit:
+        raise RequestError(
+            f"cannot open {path}: each pair needs two open files, and this process may have {limit:,}; raise the limit "
+            "(ulimit -n), or write fewer, larger pairs with tokenmill preprocess --target-files"
+        )
+
+
+class IndexedReader:
+    """A pair mapped read-only; `prefix` is the path without `.bin` and `.idx`.
+
+    The constructor checks only the header and the sizes (DamagedPair, an InputError); `check_pair` checks the rest.
+    """
+
+    def __init__(self, prefix: Path) -> None:
+        self._idx, path = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
+        index = open_index(self._idx)
+        self.dtype, self.lengths, self.pointers, self.document_indices, self.modes = index
+        self.sequences = len(self.lengths)
+        self.documents = len(self.document_indices) - 1
+        if not path.is_file():
+            raise DamagedPair(path, "missing")
+        self._prefix, self._state = prefix, _describe_files(prefix)
+        size = path.stat().st_size
+        if size != index.bin_bytes:
+            raise DamagedPair(path, f"it has {size:,} bytes, but {self._idx.name} requires {index.bin_bytes:,}")
+        # An empty file cannot be mapped.
+        self.ids: Array = np.memmap(path, self.dtype, mode="r") if size else np.empty(0, self.dtype)
+
+    def __reduce__(self) -> tuple[Callable[..., "IndexedReader"], tuple[object, ...]]:
+        """Map the pair again in another process, instead of copying its ids there."""
+        return _open_again, (self._prefix, self._state)
+
+    def sequence(self, number: int) -> Array:
+        """Return the ids of one sequence, as a view of the file; raise IndexError after the last sequence."""
+        if not 0 <= number < self.sequences:
+            raise IndexError(f"sequence {number} of {self.sequences}")
+        return self._ids(number, number + 1)
+
+    def document(self, number: int) -> Array:
+        """Return the ids of all sequences of a document, as a view of the file; raise IndexError after the last one."""
+        if not 0 <= number < self.documents:
+            raise IndexError(f"document {number} of {self.documents}")
+        first, end = self.document_indices[number : number + 2].tolist()
+        return self._ids(first, end)
+
+    def _ids(self, first: int, end: int) -> Array:
+        if first == end:
+            return self.ids[:0]
+        if not 0 <= first < end <= self.sequences:
+            raise DamagedPair(self._idx, f"a document has the sequences {first} to {end} of {self.sequences}")
+        size = self.dtype.itemsize
+        start, last = int(self.pointers[first]), int(self.pointers[end - 1])
+        stop = last // size + int(self.lengths[end - 1])
+        if start % size or not 0 <= start // size <= stop <= self.ids.size:
+            raise DamagedPair(self._idx, f"sequences {first} to {end} are outside the .bin file")
+        return self.ids[start // size : stop]
+
+
+def _describe_files(prefix: Path) -> list[tuple[int, int]]:
+    """Return the size and the time of the last change of the files of a pair."""
+    statuses = [Path(f"{prefix}{suffix}").stat() for suffix in (".idx", ".bin")]
+    return [(status.st_size, status.st_mtime_ns) for status in statuses]
+
+
+def _open_again(prefix: Path, state: list[tuple[int, int]]) -> IndexedReader:
+    reader = IndexedReader(prefix)
+    if _describe_files(prefix) != state:
+        raise DamagedPair(Path(f"{prefix}.bin"), "it was replaced while a program was reading it")
+    return reader
