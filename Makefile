@@ -88,7 +88,7 @@ lint: $(VENV)/.installed-dev ## Check style, types, shell scripts, layers and pr
 	$(BIN)/ruff check --no-cache
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/shellcheck jobs/tokenmill/submission/*.sh examples/*.sh .ci/run
+	$(BIN)/shellcheck jobs/tokenmill/submit/*.sh examples/*.sh .ci/run
 	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/python tools/prose.py
 

@@ -11,13 +11,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import tokenmill.sample
-from tokenmill.corpus.readers import read_documents
-from tokenmill.sample.harvest import harvest
+import tokenmill.pipelines.sample
+from tokenmill.pipelines.sample.harvest import harvest
+from tokenmill.records.readers import read_documents
 
 VOCABULARY = 8192
 EOS = "<|endoftext|>"
-TOKENIZER = Path(tokenmill.sample.__path__[0]) / "tokenizer"
+TOKENIZER = Path(tokenmill.pipelines.sample.__path__[0]) / "tokenizer"
 
 
 def train(directory: Path) -> None:

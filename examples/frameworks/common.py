@@ -22,9 +22,9 @@ import torch.distributed as dist
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import tokenmill.data
+from tokenmill.core.files.publish import write_atomic
 from tokenmill.data.run_record import write_record
 from tokenmill.datasets.dataset import find_dataset
-from tokenmill.files.publish import write_atomic
 
 TINY = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4}
 TINY |= {"num_key_value_heads": 2, "tie_word_embeddings": False, "rms_norm_eps": 1e-5}

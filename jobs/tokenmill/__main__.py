@@ -13,7 +13,7 @@ def main() -> NoReturn:
     faulthandler.enable()  # a fault in native code writes the stacks of the threads to standard error
     # With the default threshold, garbage collection takes 10 % of a start and a third of planning 59,166 units.
     gc.set_threshold(100_000)
-    from tokenmill.flow.signals import end_on_signals
+    from tokenmill.engine.signals import end_on_signals
 
     end_on_signals()
     from tokenmill.cli import console

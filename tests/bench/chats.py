@@ -16,7 +16,7 @@ from .mill import NOTHING_TO_DO, TOKENMILL, Setting, undo
 from .report import Figure, Section, ratios
 
 TOKENIZER, TEMPLATE = "qwen3", "nano3"
-TEMPLATE_FILE = HERE.parents[1] / "jobs/tokenmill/chat/templates" / f"{TEMPLATE}.jinja"
+TEMPLATE_FILE = HERE.parents[1] / "jobs/tokenmill/stages/chat/templates" / f"{TEMPLATE}.jinja"
 NEMOTRON = "nemotron's algorithm, own implementation"
 WORKER = "worker"
 LENGTHS = 40_000

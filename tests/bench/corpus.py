@@ -1,10 +1,11 @@
 """Make the benchmark's corpus: `corpus.py CORPUS.jsonl MEGABYTES`.
 
 Writes CORPUS.jsonl, CORPUS.jsonl.zst, and CORPUS.json with their counts. The base text is part of Python
-(`tokenmill.sample.harvest`: prose, docstrings, code, 13 MB). The script copies the base as often as necessary, and
-changes each copy: it replaces other words and numbers, cuts and joins documents at other places, and inserts documents
-in other scripts and tables of numbers. An encoder's cache of words therefore fills as with a real corpus, whose
-vocabulary never stops growing, and is not warm after the first copy. The same Python version gives the same bytes.
+(`tokenmill.pipelines.sample.harvest`: prose, docstrings, code, 13 MB). The script copies the base as often as
+necessary, and changes each copy: it replaces other words and numbers, cuts and joins documents at other places, and
+inserts documents in other scripts and tables of numbers. An encoder's cache of words therefore fills as with a real
+corpus, whose vocabulary never stops growing, and is not warm after the first copy. The same Python version gives the
+same bytes.
 
 The script runs as a subprocess: Linux counts a parent's memory in a child's peak, so `tests.bench` must stay small.
 """
@@ -128,7 +129,7 @@ def base_documents() -> list[dict[str, Any]]:
     """Return the records of the sample corpus, in a fixed order."""
     import zstandard
 
-    from tokenmill.sample.harvest import harvest
+    from tokenmill.pipelines.sample.harvest import harvest
 
     with tempfile.TemporaryDirectory() as scratch:
         report = harvest(Path(scratch))

@@ -7,11 +7,11 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tokenmill.files.codec import readable_pieces
-from tokenmill.files.publish import write_atomic
-from tokenmill.flow.contract import FileEntry, Origin, Receipt, RemoteFile
-from tokenmill.flow.lineage import source_parts
-from tokenmill.flow.record import Plan, StageRecord, Unit, make_manifest
+from tokenmill.core.files.codec import readable_pieces
+from tokenmill.core.files.publish import write_atomic
+from tokenmill.engine.contract import FileEntry, Origin, Receipt, RemoteFile
+from tokenmill.engine.lineage import source_parts
+from tokenmill.engine.record import Plan, StageRecord, Unit, make_manifest
 from tokenmill.stages.registry import DOWNLOAD
 
 

@@ -5,10 +5,10 @@ import math
 import sys
 from pathlib import Path
 
-from tokenmill.training.convert.huggingface import build_config
-from tokenmill.training.convert.mapping import list_pieces
-from tokenmill.training.convert.safetensors import encode_header, encode_index
-from tokenmill.training.model import load_preset
+from tokenmill.checkpoints.convert.huggingface import build_config
+from tokenmill.checkpoints.convert.mapping import list_pieces
+from tokenmill.checkpoints.convert.safetensors import encode_header, encode_index
+from tokenmill.models.model import load_preset
 
 from .corpora import require_space
 from .measure import MB, Failed, Run, run

@@ -84,7 +84,7 @@ def pack(*arguments: str) -> dict[str, float | str]:
     else:
         import numpy as np
 
-        from tokenmill.packing.algorithms import assign
+        from tokenmill.stages.pack.algorithms import assign
 
         lengths = np.array(values)
         started = time.perf_counter()

@@ -27,7 +27,7 @@ from support.rendering import (
     validate_manifests,
 )
 from tokenmill import __version__
-from tokenmill.corpus.schemes import SCHEMES, Authority
+from tokenmill.sources.schemes import SCHEMES, Authority
 
 CHARTS = sorted(path.parent for path in (ROOT / "charts").glob("*/values.yaml"))
 

@@ -25,16 +25,16 @@ from support.rendering import (
     render,
     validate_manifests,
 )
-from tokenmill.chat.encode import Rendering
-from tokenmill.chat.options import ChatOptions
-from tokenmill.chat.rows import ROLES, Conversation, read_row
-from tokenmill.chat.template import BUILTIN
 from tokenmill.cli.submit import HERE
 from tokenmill.cli.submittable import SUBMISSION_OPTIONS
-from tokenmill.packing.blend import load_blend
-from tokenmill.packing.options import PackOptions
-from tokenmill.submission.values import REFUSED
-from tokenmill.transforms.options import TransformOptions
+from tokenmill.stages.chat.encode import Rendering
+from tokenmill.stages.chat.options import ChatOptions
+from tokenmill.stages.chat.rows import ROLES, Conversation, read_row
+from tokenmill.stages.chat.template import BUILTIN
+from tokenmill.stages.pack.blend import load_blend
+from tokenmill.stages.pack.options import PackOptions
+from tokenmill.stages.transform.options import TransformOptions
+from tokenmill.submit.values import REFUSED
 
 OPTIONS: dict[str, type[Any]] = {"transform": TransformOptions, "chat": ChatOptions, "pack": PackOptions}
 NOT_IN_VALUES = {name.removeprefix("--").replace("-", "_") for name in (*HERE, *REFUSED, *SUBMISSION_OPTIONS)}

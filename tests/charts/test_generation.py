@@ -214,7 +214,7 @@ recipe:
 def test_a_preset_is_one_manual_file(copy: Path) -> None:
     (copy / "jobs").unlink()
     shutil.copytree(ROOT / "jobs", copy / "jobs", ignore=shutil.ignore_patterns("__pycache__"))
-    presets, overlays = copy / "jobs/tokenmill/training/models", copy / "values/models"
+    presets, overlays = copy / "jobs/tokenmill/models/presets", copy / "values/models"
     (presets / "9m.yaml").write_text(PRESET)
     assert "values/models/9m.yaml" in generate(copy, "--check").stderr
     assert generate(copy).returncode == 0

@@ -55,7 +55,7 @@ def test_links_that_are_files_count_as_missing(without_links: Path) -> None:
     for stage in STAGES:
         link = ROOT / "charts/dataset-pipeline/templates" / stage
         (without_links / "dataset-pipeline/templates" / stage).write_text(str(link.readlink()))
-    (without_links / "megatron-training/models").write_text("../../jobs/tokenmill/training/models")
+    (without_links / "megatron-training/models").write_text("../../jobs/tokenmill/models/presets")
     for chart, missing in MISSING.items():
         done = helm("template", "r", without_links / chart, *settings(chart))
         assert done.returncode and f"this copy of the chart has no {missing}" in done.stderr

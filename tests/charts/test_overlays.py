@@ -24,10 +24,10 @@ from support.rendering import (
     render_text,
     validate_manifests,
 )
-from tokenmill.corpus.listing import output_names, select
-from tokenmill.corpus.source import Listing
-from tokenmill.flow.contract import RemoteFile
-from tokenmill.selection import Selection
+from tokenmill.engine.contract import RemoteFile
+from tokenmill.engine.selection import Selection
+from tokenmill.sources.listing import output_names, select
+from tokenmill.sources.source import Listing
 
 KINDS = ("clusters", "datasets", "models", "parallelism", "storage")
 OVERLAY_KINDS = {

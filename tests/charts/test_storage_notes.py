@@ -10,7 +10,7 @@ import yaml
 
 from support.storage import GUIDE_BLOB, NEEDED
 from support.storage_chart import CHART, render, template
-from tokenmill.training.planner.storage import parse_storage
+from tokenmill.fit.storage import parse_storage
 
 
 @pytest.fixture(scope="module")

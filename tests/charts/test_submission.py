@@ -12,7 +12,7 @@ from support.rendering import ROOT, TOOLS, arguments, command_line, parse
 from support.train import make_settings
 from tokenmill.cli.submit import HERE
 from tokenmill.cli.submittable import SUBMISSION_OPTIONS
-from tokenmill.submission.values import REFUSED, VALUES
+from tokenmill.submit.values import REFUSED, VALUES
 
 STREAM = ["--include=a*", "--exclude=b*", "--split=test", "--prefer=plain", "--sample=3", "--revision=r"]
 FILES = ["--include=a*", "--exclude=b*", "--split=test", "--prefer=plain", "--from=download", "--format=jsonl"]

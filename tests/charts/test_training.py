@@ -43,10 +43,11 @@ from support.training_chart import (
     settings_of,
     templates,
 )
-from tokenmill.training import model, settings
-from tokenmill.training.data.prompts import FORMATS
-from tokenmill.training.frameworks import find_framework_problems, find_program
-from tokenmill.training.planner import layout
+from tokenmill.fit import layout
+from tokenmill.models import model
+from tokenmill.train import settings
+from tokenmill.train.data.prompts import FORMATS
+from tokenmill.train.frameworks import find_framework_problems, find_program
 
 
 @pytest.mark.parametrize("engine", ENGINES)

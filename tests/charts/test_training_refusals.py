@@ -8,8 +8,8 @@ import pytest
 from support.memory import total_bytes
 from support.rendering import HELMS, ROOT, documents_of, overlays, run_training_render
 from support.training_chart import check_flags, compose_arguments, read
-from tokenmill.training.planner import layout
-from tokenmill.training.planner.memory import GIB, RESERVED_SHARE
+from tokenmill.fit import layout
+from tokenmill.fit.memory import GIB, RESERVED_SHARE
 
 IMPORT = {"checkpoint.import.enabled": "true", "checkpoint.import.source": "hf://org/model"}
 REFUSED = {

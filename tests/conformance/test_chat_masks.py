@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tokenmill.chat.encode import ChatEncoder
-from tokenmill.chat.gate import Tokenizer, resolve_rendering
-from tokenmill.chat.options import ChatOptions
-from tokenmill.tokens.encoders import load_encoder
+from tokenmill.stages.chat.encode import ChatEncoder
+from tokenmill.stages.chat.gate import Tokenizer, resolve_rendering
+from tokenmill.stages.chat.options import ChatOptions
+from tokenmill.tokenize.encoders import load_encoder
 
 pytestmark = pytest.mark.conformance
 

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from tokenmill.tokens.encoders import load_encoder
-from tokenmill.tokens.gate import adversarial_texts
-from tokenmill.tokens.merges import reachable_merges
-from tokenmill.tokens.tokenizer import resolve_tokenizer
+from tokenmill.tokenize.encoders import load_encoder
+from tokenmill.tokenize.gate import adversarial_texts
+from tokenmill.tokenize.merges import reachable_merges
+from tokenmill.tokenize.tokenizer import resolve_tokenizer
 
 CHOSEN = {
     "llama3_1": "fastokens",

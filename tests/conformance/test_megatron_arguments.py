@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.training.arguments import DataArguments, megatron_arguments
-from tokenmill.training.model import load_preset, preset_names
-from tokenmill.training.settings import (
+from tokenmill.models.model import load_preset, preset_names
+from tokenmill.train.arguments import DataArguments, megatron_arguments
+from tokenmill.train.settings import (
     CheckpointSettings,
     DatasetSettings,
     Logs,

@@ -19,9 +19,9 @@ from support.chat import conversations, lines, make_tokenizer
 from support.corpus import text
 from support.packing import Sequences, read_output, rows_of, split_rows
 from tokenmill.datasets.formats.indexed.reader import IndexedReader
-from tokenmill.flow.progress import Reporter
-from tokenmill.flow.stage import StageRun
-from tokenmill.packing.algorithms import CONCATENATIVE, Bins, assign
+from tokenmill.engine.progress import Reporter
+from tokenmill.engine.stage import StageRun
+from tokenmill.stages.pack.algorithms import CONCATENATIVE, Bins, assign
 
 HERE = Path(__file__).parent
 BINS, ROWS, SHARD, CHAT = (

@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 
+from tokenmill.datasets.training_data import TrainingData
 from tokenmill.errors import RequestError
-from tokenmill.training.arguments import megatron_arguments
-from tokenmill.training.data.blend import collect_datasets
-from tokenmill.training.data.datasets import TrainingData
-from tokenmill.training.data.flags import cache_path, write_data_arguments
-from tokenmill.training.data.index import build_index, remove_truncated_files
-from tokenmill.training.data.resolve import resolve
-from tokenmill.training.model import Model
-from tokenmill.training.settings import (
+from tokenmill.models.model import Model
+from tokenmill.train.arguments import megatron_arguments
+from tokenmill.train.data.blend import collect_datasets
+from tokenmill.train.data.flags import cache_path, write_data_arguments
+from tokenmill.train.data.index import build_index, remove_truncated_files
+from tokenmill.train.data.resolve import resolve
+from tokenmill.train.settings import (
     Blend,
     BlendPart,
     CheckpointSettings,

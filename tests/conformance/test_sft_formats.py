@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tokenmill.training.data.prompts import FORMATS, measure_conversations
-from tokenmill.transforms.builtin import megatron_sft
-from tokenmill.transforms.types import RejectedRow
+from tokenmill.stages.transform.builtin import megatron_sft
+from tokenmill.stages.transform.types import RejectedRow
+from tokenmill.train.data.prompts import FORMATS, measure_conversations
 
 pytestmark = pytest.mark.conformance
 

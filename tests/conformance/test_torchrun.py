@@ -11,7 +11,7 @@ import pytest
 
 from support.mill import Mill
 from support.train import Job, last_line, lose, make_settings, wait_for
-from tokenmill.training.runtime.attempts import RunRecords
+from tokenmill.train.runtime.attempts import RunRecords
 
 RUN_SECONDS = 300
 """Timeout of a run; on two idle cores a rank needs 5 s to import torch."""

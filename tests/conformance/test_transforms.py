@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import xxhash
 
+from tokenmill.engine.options import parse_byte_size
 from tokenmill.errors import RequestError
-from tokenmill.options import parse_byte_size
-from tokenmill.transforms.call import parse_call
-from tokenmill.transforms.lines import encode_line
-from tokenmill.transforms.load import load_transform
-from tokenmill.transforms.shards import assign_files, count_shards, sample_shards, split_shards
+from tokenmill.stages.transform.call import parse_call
+from tokenmill.stages.transform.lines import encode_line
+from tokenmill.stages.transform.load import load_transform
+from tokenmill.stages.transform.shards import assign_files, count_shards, sample_shards, split_shards
 
 DATA = Path(__file__).parent / "sft"
 TRANSFORMS = json.loads((DATA / "transforms.json").read_text())

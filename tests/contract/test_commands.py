@@ -12,13 +12,14 @@ import pytest
 
 from support.commandline import CommandResult, data_of, run_many, tokenmill
 from support.corpus import TOKENIZER
-from tokenmill import __version__, errors, options
-from tokenmill.chat import options as chat_options
+from tokenmill import __version__, errors
 from tokenmill.cli import commands as registered
-from tokenmill.corpus import options as corpus_options
-from tokenmill.packing import options as packing_options
-from tokenmill.tokens import options as tokens_options
-from tokenmill.transforms import options as transform_options
+from tokenmill.engine import options
+from tokenmill.sources import options as corpus_options
+from tokenmill.stages.chat import options as chat_options
+from tokenmill.stages.pack import options as packing_options
+from tokenmill.stages.transform import options as transform_options
+from tokenmill.tokenize import options as tokens_options
 
 COMMANDS = (
     "sample",
@@ -136,7 +137,7 @@ def test_exit_codes_of_the_errors_are_the_contract_with_kubernetes() -> None:
 FAILING = """
 import builtins
 from tokenmill import errors
-from tokenmill.flow import status
+from tokenmill.engine import status
 
 def fail(path, *_):
     raise (getattr(errors, path.name, None) or getattr(builtins, path.name))("what, where, what to do")

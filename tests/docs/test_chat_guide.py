@@ -15,12 +15,12 @@ from support.commandline import tokenmill
 from support.documents import commands
 from support.hub import Hub
 from support.rendering import ROOT
-from tokenmill.chat.completeness import KINDS
-from tokenmill.chat.lengths import OVER_LONG
-from tokenmill.chat.rows import ALIASES, PREFERENCE, ROLES
-from tokenmill.chat.turns import NO_PROMPT, UNRENDERED
-from tokenmill.corpus import parse
-from tokenmill.transforms import unit
+from tokenmill.records import parse
+from tokenmill.stages.chat.completeness import KINDS
+from tokenmill.stages.chat.lengths import OVER_LONG
+from tokenmill.stages.chat.rows import ALIASES, PREFERENCE, ROLES
+from tokenmill.stages.chat.turns import NO_PROMPT, UNRENDERED
+from tokenmill.stages.transform import unit
 
 PAGE = (ROOT / "docs/chat.md").read_text()
 TEMPLATE = """\
@@ -77,7 +77,7 @@ def test_every_command_of_the_guide_works(tmp_path: Path, monkeypatch: pytest.Mo
 def codes_in_the_code() -> set[str]:
     """Return the code of each BadRow, the codes of rejected records, and those of transforms."""
     codes = {f"{UNRENDERED}{kind}" for kind in KINDS}
-    for path in (ROOT / "jobs/tokenmill/chat").glob("*.py"):
+    for path in (ROOT / "jobs/tokenmill/stages/chat").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "BadRow":
                 code = node.args[0]

@@ -13,7 +13,7 @@ import pytest
 
 from support.documents import commands
 from support.rendering import ROOT, STAGES, command_line, helm, render, training
-from tokenmill.training.settings import read_settings
+from tokenmill.train.settings import read_settings
 from trainer.trainer import STEP
 
 EXCLUDED = {"out", "build", "dist"}

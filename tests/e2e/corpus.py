@@ -8,7 +8,7 @@ from typing import Any
 
 import zstandard
 
-import tokenmill.sample
+import tokenmill.pipelines.sample
 from support.commandline import data_of
 from support.commandline import tokenmill as run
 from support.hub import Hub
@@ -17,7 +17,7 @@ DATASET = "cerebras/SlimPajama-627B"
 MODEL = "openai-community/gpt2"
 PARTS = {"train/chunk1/example_train": 130, "validation/chunk1/example_holdout": 5, "test/chunk1/example_holdout": 5}
 
-TOKENIZER = Path(tokenmill.sample.__path__[0]) / "tokenizer"
+TOKENIZER = Path(tokenmill.pipelines.sample.__path__[0]) / "tokenizer"
 
 _WORDS = ("the", "of", "a", "in", "to", "and", "is", "was", "for", "on", "as", "with", "by", "he", "that", "at")
 

@@ -12,7 +12,7 @@ from e2e.cluster import CLAIM, Namespace, exit_code, index_of, node_name, runnin
 from e2e.corpus import DATASET, assert_same, content, receipts, run_checked, serve, shard, write_files
 from e2e.training import Training, make_dataset
 from support.commandline import data_of, tokenmill
-from tokenmill.files.codec import read_json
+from tokenmill.core.files.codec import read_json
 
 pytestmark = pytest.mark.e2e
 

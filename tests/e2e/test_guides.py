@@ -25,10 +25,10 @@ import yaml
 from e2e.cluster import Namespace, clone, exit_code, node_name
 from e2e.corpus import TOKENIZER, assert_same, content, serve
 from e2e.guide import Instead, LeftOut, Reader, blocks, documents
-from tokenmill.training.convert.huggingface import build_config
-from tokenmill.training.convert.mapping import list_pieces
-from tokenmill.training.convert.safetensors import encode_header
-from tokenmill.training.model import load_preset
+from tokenmill.checkpoints.convert.huggingface import build_config
+from tokenmill.checkpoints.convert.mapping import list_pieces
+from tokenmill.checkpoints.convert.safetensors import encode_header
+from tokenmill.models.model import load_preset
 
 pytestmark = pytest.mark.e2e
 
@@ -80,7 +80,9 @@ OBSERVE = [
     LeftOut("make image", "the node has the images"),
     LeftOut("oci://ghcr.io", "the cluster does not reach GitHub; test_metrics.py has a Prometheus"),
     LeftOut("kube-prometheus-stack-grafana", "there is no Grafana"),
-    Instead("--tokenizer TOKENIZER", "--tokenizer jobs/tokenmill/sample/tokenizer", "the document leaves it open"),
+    Instead(
+        "--tokenizer TOKENIZER", "--tokenizer jobs/tokenmill/pipelines/sample/tokenizer", "the document leaves it open"
+    ),
     Instead(
         "--set 'pvc.accessModes={ReadWriteOnce}'",
         '-f values/storage/local.yaml --set local.path="$VOLUME" --set local.nodeName="$NODE"',

@@ -10,7 +10,7 @@ from e2e import kueue
 from e2e.cluster import CLAIM, Namespace, wait_for
 from e2e.corpus import DATASET, assert_same, content, receipts, run_checked, serve
 from e2e.training import Training, make_dataset
-from tokenmill.files.codec import read_json
+from tokenmill.core.files.codec import read_json
 
 pytestmark = pytest.mark.e2e
 

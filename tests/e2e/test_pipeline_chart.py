@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import tokenmill.sample
+import tokenmill.pipelines.sample
 from e2e.cluster import CLAIM, Namespace, describe_pod, exit_code, wait_for
 from e2e.corpus import DATASET, MODEL, assert_same, content, receipts, run_checked, serve
 
@@ -134,7 +134,7 @@ def test_a_failed_stage_reports_why_and_is_repaired(with_hub: Namespace) -> None
     fetched = receipts(with_hub.data / "mended", "download")
     assert len(fetched) == 3
 
-    shutil.copytree(Path(tokenmill.sample.__path__[0]) / "tokenizer", with_hub.data / "tokenizers/mine")
+    shutil.copytree(Path(tokenmill.pipelines.sample.__path__[0]) / "tokenizer", with_hub.data / "tokenizers/mine")
     with_hub.user.check(f"helm upgrade {line}")
     again = wait_for_end(with_hub, "mended")
     assert again["status"]["terminalState"] == "Completed", describe(with_hub, "mended")

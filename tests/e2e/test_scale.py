@@ -11,9 +11,9 @@ import pytest
 from bench.corpora import SLIMPAJAMA
 from bench.holes import make, name, size
 from support.hub import Hub
-from tokenmill.flow.contract import Record
-from tokenmill.flow.partition import partition_units
-from tokenmill.flow.record import Unit
+from tokenmill.engine.contract import Record
+from tokenmill.engine.partition import partition_units
+from tokenmill.engine.record import Unit
 
 pytestmark = pytest.mark.e2e
 

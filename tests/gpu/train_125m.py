@@ -28,7 +28,7 @@ LINE = re.compile(r" iteration\s+(\d+)/.*?elapsed time per iteration \(ms\): ([\
 
 def settings(options: argparse.Namespace, name: str, iterations: int, save_interval: int) -> Path:
     """Write the settings of a run, and return their path."""
-    from tokenmill.training.model import load_preset
+    from tokenmill.models.model import load_preset
 
     model: dict[str, Any] = {"maxPositionEmbeddings": 1024}
     import msgspec

@@ -34,7 +34,7 @@ REPOSITORY = "org/chat"
 KILLS = 24
 KILLED = """
 import os, signal
-import tokenmill.tokens.unit_tokenizer as unit
+import tokenmill.tokenize.unit_tokenizer as unit
 from tokenmill.cli import main
 
 unit.JOURNAL_SECONDS = unit.JOURNAL_FACTOR = 0.0

@@ -11,7 +11,7 @@ import pytest
 
 from support.chat import conversations, lines, make_tokenizer
 from support.runs import children, tokenmill
-from tokenmill.chat.template import builtin_source
+from tokenmill.stages.chat.template import builtin_source
 
 SECONDS = 300.0
 ATTACKED = 60

@@ -15,10 +15,10 @@ from support.commandline import data_of, run_in_process, tokenmill
 from support.hub import Fault, Hub
 from support.hub_models import make_model, read_model
 from support.runs import Forge, kill_at, stop_at
-from tokenmill.training.convert.huggingface import build_config
-from tokenmill.training.convert.mapping import list_pieces
-from tokenmill.training.convert.safetensors import encode_header
-from tokenmill.training.model import load_preset
+from tokenmill.checkpoints.convert.huggingface import build_config
+from tokenmill.checkpoints.convert.mapping import list_pieces
+from tokenmill.checkpoints.convert.safetensors import encode_header
+from tokenmill.models.model import load_preset
 
 TRACKER = "latest_checkpointed_iteration.txt"
 

@@ -17,11 +17,11 @@ import pytest
 
 from support.corpus import TOKENIZER, text
 from support.runs import Forge, assert_same_tree, children, stop_at, tree
-from tokenmill.corpus import block_kinds
 from tokenmill.errors import TransientError
-from tokenmill.tokens.workers import pool
-from tokenmill.tokens.workers.encoder_process import Segment, Task
-from tokenmill.tokens.workers.pool import EncoderProcesses
+from tokenmill.records import block_kinds
+from tokenmill.tokenize.workers import pool
+from tokenmill.tokenize.workers.encoder_process import Segment, Task
+from tokenmill.tokenize.workers.pool import EncoderProcesses
 
 LINES = text(0, 50)
 
@@ -411,8 +411,8 @@ def test_many_encoder_processes_need_no_higher_limit_of_open_files(
 
 FEW_FILES = """
 import resource, sys
-from tokenmill.tokens.workers.pool import EncoderProcesses
-from tokenmill.tokens.workers.encoder_process import Task
+from tokenmill.tokenize.workers.pool import EncoderProcesses
+from tokenmill.tokenize.workers.encoder_process import Task
 resource.setrlimit(resource.RLIMIT_NOFILE, (250, 250))
 running = EncoderProcesses(40, timeout_seconds=60.0, warn=print)
 running.load_encoder(Task("fastokens", sys.argv[1], True, "", ("text",), 0, "start"), int(sys.argv[2]))

@@ -16,8 +16,8 @@ import pytest
 
 from support.corpus import TOKENIZER
 from support.runs import Forge, kill_at
-from tokenmill.files.codec import content_id
-from tokenmill.flow.record import Plan
+from tokenmill.core.files.codec import content_id
+from tokenmill.engine.record import Plan
 
 OLD = 1_600_000_000
 """A time so old that every planted file seems to be abandoned."""

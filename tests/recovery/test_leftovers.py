@@ -16,7 +16,7 @@ from support.corpus import TOKENIZER, text
 from support.hub_models import make_model
 from support.pairs import random_sequences, write_pair
 from support.runs import Forge, kill_at
-from tokenmill.machine import process_name
+from tokenmill.core.machine import process_name
 
 OPEN = """
 import os, signal, sys

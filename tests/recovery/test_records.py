@@ -20,7 +20,7 @@ MEMORY = 3_000_000 << 10
 LIMITED = 'ulimit -v "$1" && shift && exec "$@"'
 
 # The same program, which logs its progress more often.
-FREQUENT_LOGS = "import tokenmill.flow.progress as p; p.LOG_SECONDS = 0.05; from tokenmill.cli import main; main()"
+FREQUENT_LOGS = "import tokenmill.engine.progress as p; p.LOG_SECONDS = 0.05; from tokenmill.cli import main; main()"
 
 
 def preprocess(source: Path, output: Path, *options: Any) -> subprocess.Popen[str]:

@@ -16,8 +16,8 @@ from support.file_calls import read_log, start
 from support.hub import Hub
 from support.runs import Forge
 from support.scale import ELSEWHERE, Step, make_corpus, measure
-from tokenmill.corpus.retry import FailureCounts, RetryableError, backoff
-from tokenmill.flow.record import StageRecord
+from tokenmill.engine.record import StageRecord
+from tokenmill.sources.retry import FailureCounts, RetryableError, backoff
 from tokenmill.stages.registry import EXTRACT
 
 SHARE = 10
@@ -100,9 +100,9 @@ def test_a_worker_that_waits_for_the_plan_changes_nothing(tmp_path: Path) -> Non
 POLL = """
 import sys
 from pathlib import Path
-from tokenmill.training.runtime.attempts import RunRecords
-from tokenmill.training.runtime.node import Node
-from tokenmill.training.runtime.rendezvous import POLL_SECONDS, Rendezvous
+from tokenmill.train.runtime.attempts import RunRecords
+from tokenmill.train.runtime.node import Node
+from tokenmill.train.runtime.rendezvous import POLL_SECONDS, Rendezvous
 rank, nodes = int(sys.argv[2]), 512
 rendezvous = Rendezvous(RunRecords(Path(sys.argv[1])), Node(rank, nodes, "localhost", 1), "run", print)
 if len(sys.argv) > 3:

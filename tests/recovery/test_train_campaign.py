@@ -19,7 +19,7 @@ import pytest
 
 from support.disk import Disk
 from support.train import Job, last_line, read_if_possible
-from tokenmill.training.runtime.attempts import RESERVE_BYTES, RunRecords
+from tokenmill.train.runtime.attempts import RESERVE_BYTES, RunRecords
 
 RUNS = int(os.environ.get("TOKENMILL_CAMPAIGN_RUNS", "0"))
 FAST_SEEDS = (7, 20, 32, 45, 66)

@@ -7,7 +7,7 @@ import pytest
 
 from support.disk import Disk
 from support.train import Job, last_line
-from tokenmill.training.runtime.attempts import RunRecords
+from tokenmill.train.runtime.attempts import RunRecords
 
 SHARD = 1_200_000
 CHECKPOINT_KB = 2 * SHARD // 1000

@@ -24,9 +24,9 @@ from support.train import (
     wait_for,
     wait_until_quiet,
 )
-from tokenmill.training.runtime.attempts import RunRecords
-from tokenmill.training.runtime.node import Node
-from tokenmill.training.runtime.rendezvous import Rendezvous
+from tokenmill.train.runtime.attempts import RunRecords
+from tokenmill.train.runtime.node import Node
+from tokenmill.train.runtime.rendezvous import Rendezvous
 
 # -- exit codes
 

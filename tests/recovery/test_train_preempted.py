@@ -10,7 +10,7 @@ import pytest
 
 from support.train import Job, last_line, lose, wait_for
 from tokenmill.errors import RequestError
-from tokenmill.training.runtime.attempts import MAX_ATTEMPTS_KEPT, Attempt, RunRecords
+from tokenmill.train.runtime.attempts import MAX_ATTEMPTS_KEPT, Attempt, RunRecords
 
 
 def attempts(run: Job) -> list[Attempt]:

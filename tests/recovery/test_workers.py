@@ -144,12 +144,12 @@ import os, signal, time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
-from tokenmill.flow.contract import Record, StageKind
-from tokenmill.flow.planning import Request
-from tokenmill.flow.progress import Reporter
-from tokenmill.flow.record import Plan, Unit
-from tokenmill.flow.run import run_stage
-from tokenmill.flow.stage import Stage, StageRun
+from tokenmill.engine.contract import Record, StageKind
+from tokenmill.engine.planning import Request
+from tokenmill.engine.progress import Reporter
+from tokenmill.engine.record import Plan, Unit
+from tokenmill.engine.run import run_stage
+from tokenmill.engine.stage import Stage, StageRun
 
 @dataclass(frozen=True)
 class Kills(Stage):

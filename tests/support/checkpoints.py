@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from support.torchdist import NOW, TRACKER, save, write
-from tokenmill.training.checkpoints.repair import list_checkpoints
-from tokenmill.training.checkpoints.torch_dist import Checkpoint
+from tokenmill.checkpoints.repair import list_checkpoints
+from tokenmill.checkpoints.torch_dist import Checkpoint
 
 
 def only_checkpoint(path: Path, *, full: bool = False) -> Checkpoint:

@@ -18,7 +18,7 @@ HIDDEN = ("HF_", "HUGGING_FACE", "JOB_COMPLETION", "TOKENMILL_", "NO_COLOR", "FO
 
 # The same program, with a short backoff for servers that do not request a wait.
 FAST_RETRY = (
-    "import tokenmill.corpus.retry as r; r.BACKOFF_SECONDS = (0.05, 0.2); from tokenmill.cli import main; main()"
+    "import tokenmill.sources.retry as r; r.BACKOFF_SECONDS = (0.05, 0.2); from tokenmill.cli import main; main()"
 )
 
 

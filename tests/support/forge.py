@@ -43,7 +43,7 @@ HANDLES = {
 def describe_operation(event: str, arguments: tuple[Any, ...]) -> tuple[str, list[str]]:
     """Return an operation and its absolute paths; an operation that is not detected has no paths.
 
-    An open relative to a handle has a separate event (tokenmill.files.tree).
+    An open relative to a handle has a separate event (tokenmill.core.files.tree).
     """
     if event in ("open", "tokenmill.open", "os.truncate"):
         is_file = isinstance(arguments[0], str | os.PathLike) and os.path.isabs(arguments[0])
@@ -167,21 +167,21 @@ def warm() -> None:
     import tokenmill.cli.commands
     import tokenmill.cli.stage_result
     import tokenmill.cli.train
-    import tokenmill.corpus.compression
-    import tokenmill.corpus.hub
-    import tokenmill.corpus.readers
     import tokenmill.datasets.formats.indexed.reader
-    import tokenmill.flow.output_names
-    import tokenmill.flow.run
-    import tokenmill.stages.chat
+    import tokenmill.engine.output_names
+    import tokenmill.engine.run
+    import tokenmill.records.compression
+    import tokenmill.records.readers
+    import tokenmill.sources.hub
+    import tokenmill.stages.chat.stage
     import tokenmill.stages.concatenate
     import tokenmill.stages.download
     import tokenmill.stages.extract
     import tokenmill.stages.preprocess
-    import tokenmill.tokens.encoders
-    import tokenmill.tokens.tokenizer
-    import tokenmill.training.preflight
-    import tokenmill.training.runtime.run  # noqa: F401
+    import tokenmill.tokenize.encoders
+    import tokenmill.tokenize.tokenizer
+    import tokenmill.train.preflight
+    import tokenmill.train.runtime.run  # noqa: F401
 
     small = typer.Typer()
 

@@ -32,8 +32,8 @@ def render_limited(sources: list[str], renders: int = 3) -> list[Outcome]:
 
 
 def _render(source: str) -> tuple[str, str]:
-    from tokenmill.chat.template import ChatTemplate, RenderError
     from tokenmill.errors import RequestError
+    from tokenmill.stages.chat.template import ChatTemplate, RenderError
 
     try:
         template = ChatTemplate(source, name="t.jinja")
@@ -46,7 +46,7 @@ def _render(source: str) -> tuple[str, str]:
 
 def main() -> None:
     """Render the templates of standard input."""
-    from tokenmill.chat import limits
+    from tokenmill.stages.chat import limits
 
     limits.MAX_CPU_SECONDS /= 10
     outcomes: list[Any] = []

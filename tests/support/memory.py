@@ -1,7 +1,7 @@
 """The memory equation for checks of the layouts of `tokenmill fit`."""
 
-from tokenmill.training.planner.layout import Layout
-from tokenmill.training.planner.memory import activation_bytes, weight_optimizer_bytes
+from tokenmill.fit.layout import Layout
+from tokenmill.fit.memory import activation_bytes, weight_optimizer_bytes
 
 
 def total_bytes(layout: Layout) -> float:

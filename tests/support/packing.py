@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from tokenmill.packing.algorithms import Bins
-from tokenmill.packing.assignment import SLOT
-from tokenmill.packing.rows import Rows, assemble
+from tokenmill.packs.rows import Rows
+from tokenmill.stages.pack.algorithms import Bins
+from tokenmill.stages.pack.assignment import SLOT
+from tokenmill.stages.pack.rows import assemble
 
 Sequences = Sequence[tuple[Sequence[int], Sequence[int]]]
 """The ids and the unshifted mask of each sequence."""

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenmill.data.identity import DataIdentity, SourceIdentity
-from tokenmill.data.run_record import write_record
+from tokenmill.samples.identity import DataIdentity, SourceIdentity
+from tokenmill.samples.run_record import write_record
 
 SEQ_LENGTH, GLOBAL_BATCH = 128, 8
 

@@ -16,12 +16,12 @@ from typing import NamedTuple
 import xxhash
 
 from support.file_calls import Call, count, summarize
-from tokenmill.files.codec import readable_json, readable_pieces
-from tokenmill.files.publish import write_atomic
-from tokenmill.flow.contract import FileEntry, Origin, Receipt, RemoteFile
-from tokenmill.flow.lineage import source_parts
-from tokenmill.flow.partition import partition_units
-from tokenmill.flow.record import Plan, StageRecord, Unit, make_manifest
+from tokenmill.core.files.codec import readable_json, readable_pieces
+from tokenmill.core.files.publish import write_atomic
+from tokenmill.engine.contract import FileEntry, Origin, Receipt, RemoteFile
+from tokenmill.engine.lineage import source_parts
+from tokenmill.engine.partition import partition_units
+from tokenmill.engine.record import Plan, StageRecord, Unit, make_manifest
 from tokenmill.stages.registry import DOWNLOAD, EXTRACT
 
 RECORD = b'{"text":"x"}\n'

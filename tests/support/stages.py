@@ -3,24 +3,24 @@
 from pathlib import Path
 from typing import Any
 
-from tokenmill.chat.options import ChatOptions
-from tokenmill.corpus.options import SourceOptions
-from tokenmill.flow.run import run_stage
-from tokenmill.flow.stage import StageRun
-from tokenmill.flow.worker import Summary
-from tokenmill.packing.blend import PackBlend
-from tokenmill.packing.options import PackOptions
-from tokenmill.selection import Selection
-from tokenmill.stages.chat import Chat
+from tokenmill.engine.run import run_stage
+from tokenmill.engine.selection import Selection
+from tokenmill.engine.stage import StageRun
+from tokenmill.engine.worker import Summary
+from tokenmill.sources.options import SourceOptions
+from tokenmill.stages.chat.options import ChatOptions
+from tokenmill.stages.chat.stage import Chat
 from tokenmill.stages.concatenate import Concatenate
 from tokenmill.stages.download import Download
 from tokenmill.stages.extract import Extract
-from tokenmill.stages.pack import Pack
+from tokenmill.stages.pack.blend import PackBlend
+from tokenmill.stages.pack.options import PackOptions
+from tokenmill.stages.pack.stage import Pack
 from tokenmill.stages.preprocess import Preprocess
-from tokenmill.stages.transform import TransformRecords
-from tokenmill.tokens.options import PreprocessOptions
-from tokenmill.transforms.options import TransformOptions
-from tokenmill.transforms.types import Transform
+from tokenmill.stages.transform.options import TransformOptions
+from tokenmill.stages.transform.stage import TransformRecords
+from tokenmill.stages.transform.types import Transform
+from tokenmill.tokenize.options import PreprocessOptions
 
 
 def download(uri: Any, output: Path, run: StageRun, selection: Selection, **options: Any) -> Summary:

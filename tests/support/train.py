@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from support.runs import Forge, Run, environment
-from tokenmill.training.runtime.attempts import RunRecords
+from tokenmill.train.runtime.attempts import RunRecords
 
 TRAINER = Path(__file__).parents[1] / "trainer"
 ITERATIONS = 40

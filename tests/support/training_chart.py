@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from support.rendering import ROOT
-from tokenmill.training import settings
-from tokenmill.training.arguments import DataArguments, megatron_arguments
+from tokenmill.train import settings
+from tokenmill.train.arguments import DataArguments, megatron_arguments
 
 ENGINES = ("pytorchjob", "jobset", "trainjob")
 

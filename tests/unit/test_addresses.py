@@ -11,10 +11,10 @@ from support.commandline import run_in_process, tokenmill
 from support.corpus import TOKENIZER
 from tokenmill import data, data_prep
 from tokenmill.cli import commands
-from tokenmill.data.identity import DataIdentity
-from tokenmill.data.run_record import write_record
+from tokenmill.core.files.user_path import local_path
 from tokenmill.errors import RequestError
-from tokenmill.files.user_path import local_path
+from tokenmill.samples.identity import DataIdentity
+from tokenmill.samples.run_record import write_record
 
 ADDRESSES = ("s3://bucket/out", "gs://b/o", "az://c@account/o", "abfss://c@a.dfs.core.windows.net/o", "S3://b/o")
 ADDRESSES += ("hf://buckets/me/out", "https://user:pa55word@example.com/o?sig=x", "file:///data/out", "s3:/bucket/out")

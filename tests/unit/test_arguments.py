@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from support.megatron import InvalidArguments, parse
-from tokenmill.training.arguments import DataArguments, megatron_arguments
-from tokenmill.training.model import load_preset, preset_names
-from tokenmill.training.settings import Settings, derive_settings
+from tokenmill.models.model import load_preset, preset_names
+from tokenmill.train.arguments import DataArguments, megatron_arguments
+from tokenmill.train.settings import Settings, derive_settings
 
 DATA = DataArguments(
     ["--data-path", "0.25", "/data/a", "0.75", "/data/b", "--split", "990,9,1"], Path("/t"), Path("/cache")

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from support.chat import make_tokenizer
-from tokenmill.chat.encode import ChatEncoder
-from tokenmill.chat.gate import Row, Tokenizer, resolve_rendering
-from tokenmill.chat.options import ChatOptions
 from tokenmill.errors import RequestError
-from tokenmill.tokens.encoders import load_encoder
+from tokenmill.stages.chat.encode import ChatEncoder
+from tokenmill.stages.chat.gate import Row, Tokenizer, resolve_rendering
+from tokenmill.stages.chat.options import ChatOptions
+from tokenmill.tokenize.encoders import load_encoder
 
 HEADER = "<|im_start|>{{ m.role }}\n"
 END = "<|im_end|>\n"

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from support.chat import conversations, make_tokenizer
-from tokenmill.chat.encode import ChatEncoder
-from tokenmill.chat.gate import Row, Tokenizer, resolve_rendering
-from tokenmill.chat.options import ChatOptions
+from tokenmill.engine.options import InvalidOption
 from tokenmill.errors import RequestError
-from tokenmill.options import InvalidOption
-from tokenmill.tokens.encoders import load_encoder
+from tokenmill.stages.chat.encode import ChatEncoder
+from tokenmill.stages.chat.gate import Row, Tokenizer, resolve_rendering
+from tokenmill.stages.chat.options import ChatOptions
+from tokenmill.tokenize.encoders import load_encoder
 
 REWRITTEN = """\
 {%- for m in messages -%}
@@ -118,7 +118,7 @@ def test_the_fast_path_gives_what_the_rule_gives(make: Make, template: str) -> N
 
 
 def test_the_fast_path_renders_few_of_the_rows(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tokenmill.chat.template import ChatTemplate
+    from tokenmill.stages.chat.template import ChatTemplate
 
     encoder, render, renders = make(), ChatTemplate.render, []
     monkeypatch.setattr(ChatTemplate, "render", lambda *a, **k: renders.append(1) or render(*a, **k))
@@ -518,7 +518,7 @@ def test_a_row_of_many_messages_is_rejected(make: Make) -> None:
 
 
 def test_a_row_whose_histories_are_too_large_is_rejected(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenmill.chat.turns.MAX_CHARACTERS", 10_000)
+    monkeypatch.setattr("tokenmill.stages.chat.turns.MAX_CHARACTERS", 10_000)
     row = chat(*("word " * 20 for _ in range(40)))
     ((_, code, reason),) = make(REWRITTEN).encode([row]).rejected
     assert code == "too_large" and "20 answers" in reason and "10,000 characters" in reason
@@ -537,7 +537,7 @@ def test_long_rows_are_divided_in_a_short_time(make: Make, policy: str) -> None:
 def test_rows_are_encoded_in_batches(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [*conversations(5, 30), {"messages": []}, chat(*("word " * 9 for _ in range(20)))]
     expected = make(REWRITTEN, max_length=200, over_long="drop").encode(rows)
-    monkeypatch.setattr("tokenmill.chat.encode.BATCH_CHARACTERS", 500)
+    monkeypatch.setattr("tokenmill.stages.chat.encode.BATCH_CHARACTERS", 500)
     actual = make(REWRITTEN, max_length=200, over_long="drop").encode(rows)
     for name, value in expected._asdict().items():
         other = getattr(actual, name)

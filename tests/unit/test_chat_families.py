@@ -17,13 +17,13 @@ import pytest
 
 from support.chat import make_tokenizer
 from support.chat_templates import BEGIN, FAMILIES, MARKS, STOP, TAGGED
-from tokenmill.chat.encode import ChatEncoder
-from tokenmill.chat.gate import Row, Tokenizer, resolve_rendering
-from tokenmill.chat.options import ChatOptions
-from tokenmill.chat.rows import BadRow, Conversation, RowSettings, read_row
-from tokenmill.chat.turns import MessageForm, TurnSequence
 from tokenmill.errors import RequestError
-from tokenmill.tokens.encoders import load_encoder
+from tokenmill.stages.chat.encode import ChatEncoder
+from tokenmill.stages.chat.gate import Row, Tokenizer, resolve_rendering
+from tokenmill.stages.chat.options import ChatOptions
+from tokenmill.stages.chat.rows import BadRow, Conversation, RowSettings, read_row
+from tokenmill.stages.chat.turns import MessageForm, TurnSequence
+from tokenmill.tokenize.encoders import load_encoder
 
 WORDS = (
     "alpha", "Beta", "7", "<think>", "</think>", "x < y", "\u65e5\u672c", "{{ x }}", "[INST]", "user", "assistant\n",

@@ -11,14 +11,14 @@ import pytest
 
 from support.chat import make_tokenizer
 from support.chat_templates import BEGIN, FAMILIES, MARKS, STOP
-from tokenmill.chat.forms import Form, Forms
-from tokenmill.chat.gate import Tokenizer, resolve_rendering
-from tokenmill.chat.options import ChatOptions
-from tokenmill.chat.rows import BadRow, Conversation, RowSettings, read_row
-from tokenmill.chat.template import ChatTemplate
-from tokenmill.chat.turns import TrainSettings, Turns, TurnSequence
+from tokenmill.engine.options import InvalidOption
 from tokenmill.errors import RequestError
-from tokenmill.options import InvalidOption
+from tokenmill.stages.chat.forms import Form, Forms
+from tokenmill.stages.chat.gate import Tokenizer, resolve_rendering
+from tokenmill.stages.chat.options import ChatOptions
+from tokenmill.stages.chat.rows import BadRow, Conversation, RowSettings, read_row
+from tokenmill.stages.chat.template import ChatTemplate
+from tokenmill.stages.chat.turns import TrainSettings, Turns, TurnSequence
 
 CHATML = """\
 {%- for m in messages -%}
@@ -145,7 +145,7 @@ def cut(turns: Turns | Forms, messages: list[dict[str, Any]]) -> list[TurnSequen
 def count_forms(turns: Turns, seed: str, monkeypatch: pytest.MonkeyPatch, rows: int = 600) -> int:
     """Compare the forms with the rule for many rows, and return how many rows a form has cut."""
     forms, dice, uses = Forms(turns), random.Random(seed), []
-    monkeypatch.setattr("tokenmill.chat.forms.SAMPLE_STEP", 1 << 60)
+    monkeypatch.setattr("tokenmill.stages.chat.forms.SAMPLE_STEP", 1 << 60)
     original = Form.cut
     monkeypatch.setattr(Form, "cut", lambda form, contents: uses.append(1) or original(form, contents))
     for _ in range(rows):
@@ -210,7 +210,7 @@ OPERATORS = ("==", "!=", "<", "<=", ">", ">=", "in", "not in", "~", "+", "*", "%
 
 def every_expression() -> Iterator[str]:
     """Yield an expression with a content for each filter, test, method and operator of a template."""
-    from tokenmill.chat.sandbox import TemplateEnvironment
+    from tokenmill.stages.chat.sandbox import TemplateEnvironment
 
     environment = TemplateEnvironment()
     for argument in ARGUMENTS:
@@ -249,7 +249,7 @@ def test_forms_of_every_expression() -> None:
 
 def test_a_difference_ends_the_run(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sample of rows that are also rendered is a second proof: here the first one is turned off."""
-    monkeypatch.setattr("tokenmill.chat.forms.SAMPLE_STEP", 2)
+    monkeypatch.setattr("tokenmill.stages.chat.forms.SAMPLE_STEP", 2)
     monkeypatch.setattr(Form, "fits", lambda *_: True)
     forms = Forms(make_turns(tokenizer, tmp_path / "t.jinja", with_content(SEARCHES["in"])))
     with pytest.raises(RequestError, match="--rendering each"):

@@ -15,21 +15,21 @@ import zstandard
 from support import stages
 from support.chat import conversations, lines, make_tokenizer
 from support.commandline import tokenmill
-from tokenmill.chat.gate import Row
-from tokenmill.corpus.block_kinds import LINES, ReadSettings
-from tokenmill.corpus.parse import parse_records
-from tokenmill.corpus.readers import first_rows
 from tokenmill.datasets.dataset import find_dataset, find_document, verify_outputs
 from tokenmill.datasets.formats.indexed.mask import check_mask
 from tokenmill.datasets.formats.indexed.reader import IndexedReader
 from tokenmill.datasets.formats.indexed.writer import IndexedWriter
+from tokenmill.engine.progress import Reporter
+from tokenmill.engine.stage import StageRun
+from tokenmill.engine.worker import Summary
 from tokenmill.errors import InputError, RequestError
-from tokenmill.flow.progress import Reporter
-from tokenmill.flow.stage import StageRun
-from tokenmill.flow.worker import Summary
-from tokenmill.stages.chat import limit_work
+from tokenmill.records.block_kinds import LINES, ReadSettings
+from tokenmill.records.parse import parse_records
+from tokenmill.records.readers import first_rows
+from tokenmill.stages.chat.gate import Row
+from tokenmill.stages.chat.stage import limit_work
 from tokenmill.stages.registry import CHAT, KINDS
-from tokenmill.tokens.tokenizer import decode
+from tokenmill.tokenize.tokenizer import decode
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ import xxhash
 from tokenmill.datasets.formats.indexed import check
 from tokenmill.datasets.formats.indexed.check import check_pair
 from tokenmill.datasets.formats.indexed.writer import IndexedWriter
-from tokenmill.tokens.assemble import assemble
+from tokenmill.tokenize.assemble import assemble
 
 EOD = 0
 VOCABULARY = 1000

@@ -20,9 +20,9 @@ from support.messages import REMEDY
 from support.pairs import write_pair
 from support.tokenizer_files import bytes_vocabulary, write_tokenizer
 from tokenmill import data
-from tokenmill.data_check.framework_records import FrameworkPart, FrameworkRequest
-from tokenmill.data_check.frameworks import FRAMEWORKS, SampleReader, check_framework, compare_digests
 from tokenmill.errors import RequestError
+from tokenmill.loaders.check.framework_records import FrameworkPart, FrameworkRequest
+from tokenmill.loaders.check.frameworks import FRAMEWORKS, SampleReader, check_framework, compare_digests
 
 TEXT = "".join(topics.topics.values()).encode()
 DOCUMENTS = [TEXT[start : start + 400] for start in range(0, 60_000, 400)]
@@ -423,7 +423,7 @@ def test_frameworks_run_in_processes_of_their_own(
 ) -> None:
     import textwrap
 
-    from tokenmill.data_check import frameworks
+    from tokenmill.loaders.check import frameworks
 
     (tmp_path / "toy_framework.py").write_text(textwrap.dedent(TOY))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)

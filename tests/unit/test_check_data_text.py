@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tokenmill.data_check.text_test import MIN_EVENNESS, MIN_ORDER_BITS, MIN_TOKENS, TextFigures, measure_text
+from tokenmill.loaders.check.text_test import MIN_EVENNESS, MIN_ORDER_BITS, MIN_TOKENS, TextFigures, measure_text
 
 Array = npt.NDArray[Any]
 

@@ -17,9 +17,9 @@ import pytest
 from support.checkpoints import SAVED, START, integrity, only_checkpoint, remove_shard, tracker
 from support.commandline import run_many
 from support.torchdist import NOW, archive, legacy, make_older, metadata, save, write
-from tokenmill.printing import format_bytes
-from tokenmill.training.checkpoints.repair import examine_tracked, list_checkpoints, repair_checkpoints
-from tokenmill.training.checkpoints.torch_dist import CLOCK_TOLERANCE_SECONDS, Checkpoint
+from tokenmill.checkpoints.repair import examine_tracked, list_checkpoints, repair_checkpoints
+from tokenmill.checkpoints.torch_dist import CLOCK_TOLERANCE_SECONDS, Checkpoint
+from tokenmill.core.printing import format_bytes
 
 DATA = Path(__file__).parent / "data"
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from support.checkpoints import SAVED, only_checkpoint
 from support.commandline import tokenmill
 from support.torchdist import NOW, metadata, save, write
-from tokenmill.training.checkpoints.metadata import Damage, read_extents
-from tokenmill.training.checkpoints.torch_dist import Checkpoint
+from tokenmill.checkpoints.metadata import Damage, read_extents
+from tokenmill.checkpoints.torch_dist import Checkpoint
 
 COMBINATIONS = [
     b"2\x86\x94",
@@ -200,9 +200,9 @@ def test_large_valid_metadata_is_complete(tmp_path: Path) -> None:
     ],
 )
 def test_work_is_bounded(bound: str, content: bytes, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"tokenmill.files.pickles.{bound}", 60)
+    monkeypatch.setattr(f"tokenmill.core.files.pickles.{bound}", 60)
     if bound != "MAX_OPCODES":
-        monkeypatch.setattr("tokenmill.files.pickles.MAX_OPCODES", 1000)
+        monkeypatch.setattr("tokenmill.core.files.pickles.MAX_OPCODES", 1000)
     with pytest.raises(Damage, match=message):
         read_extents(content)
 

@@ -19,8 +19,7 @@ from support.checkpoints import (
     tree,
 )
 from support.torchdist import UNTRACKED, save
-from tokenmill.errors import RequestError
-from tokenmill.training.checkpoints.repair import (
+from tokenmill.checkpoints.repair import (
     MAX_FINISHED_ASIDE,
     examine_tracked,
     find_good_iteration,
@@ -29,6 +28,7 @@ from tokenmill.training.checkpoints.repair import (
     prune,
     repair_checkpoints,
 )
+from tokenmill.errors import RequestError
 
 
 def make_run(path: Path) -> None:

@@ -20,10 +20,8 @@ from support.checkpoints import (
     tree,
 )
 from support.torchdist import CUT_OFF, NOW, TRACKER, UNTRACKED, save, write
-from tokenmill.errors import RequestError
-from tokenmill.files import mounts
-from tokenmill.training.checkpoints import repair
-from tokenmill.training.checkpoints.repair import (
+from tokenmill.checkpoints import repair
+from tokenmill.checkpoints.repair import (
     MAX_UNFINISHED_ASIDE,
     InvalidTracker,
     examine_tracked,
@@ -31,6 +29,8 @@ from tokenmill.training.checkpoints.repair import (
     read_tracked_iteration,
     repair_checkpoints,
 )
+from tokenmill.core.files import mounts
+from tokenmill.errors import RequestError
 
 
 @pytest.mark.parametrize(("content", "iteration"), [(b"100", 100), (b" 0000100\n", 100), (b"release", 0), (b"0", 0)])

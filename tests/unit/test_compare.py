@@ -30,11 +30,11 @@ from support.run_files import (
     write_lightning_csv,
     write_trainer_state,
 )
-from tokenmill.compare.report import ComparisonReport, RunSummary, build_report, compare_runs, to_builtins
-from tokenmill.compare.run import ComparedRun, parse_inputs, read_run
-from tokenmill.compare.text import to_text
+from tokenmill.core.redaction import REDACTED
 from tokenmill.errors import RequestError
-from tokenmill.redaction import REDACTED
+from tokenmill.reports.compare.report import ComparisonReport, RunSummary, build_report, compare_runs, to_builtins
+from tokenmill.reports.compare.run import ComparedRun, parse_inputs, read_run
+from tokenmill.reports.compare.text import to_text
 
 REAL_EVENTS = """
 eNrzYICAf5M85nIu3uO8o/TQLUcp3qSixMw8Pdey1LwSK6MgPS6dktS84vyipPzEohS94tLc3MSiSr3yosyS1CK9VJCq+LTMnNR4

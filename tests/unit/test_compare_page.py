@@ -13,11 +13,11 @@ from support.browser import Page
 from support.run_files import identity, megatron_arguments, megatron_line, write_jsonl_run
 from tokenmill.cli.commands import Command
 from tokenmill.cli.compare import compare
-from tokenmill.compare.page import write_page
-from tokenmill.compare.plots import MAX_POINTS
-from tokenmill.compare.report import compare_runs
-from tokenmill.compare.run import parse_inputs
 from tokenmill.errors import RequestError
+from tokenmill.reports.compare.page import write_page
+from tokenmill.reports.compare.plots import MAX_POINTS
+from tokenmill.reports.compare.report import compare_runs
+from tokenmill.reports.compare.run import parse_inputs
 
 EVIL = "<script>alert(1)<!--\"'&"
 

@@ -19,10 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.commandline import run_in_process
-from tokenmill.corpus.compression import open_decompressed
-from tokenmill.corpus.records import RecordCounter
 from tokenmill.errors import InputError
-from tokenmill.suffixes import is_data_file, strip_compression
+from tokenmill.records.compression import open_decompressed
+from tokenmill.records.records import RecordCounter
+from tokenmill.records.suffixes import is_data_file, strip_compression
 
 
 def _zst(data: bytes) -> bytes:

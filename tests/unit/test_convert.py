@@ -14,12 +14,12 @@ from support import hub_models as hub
 from support.commandline import CommandResult, run_in_process
 from support.hub_models import Tensor, make_config, make_model, make_tensors, read_model, write_model
 from support.messages import REMEDY
+from tokenmill.checkpoints.convert import exporter, importer
+from tokenmill.checkpoints.convert.initial_weights import find_problems
+from tokenmill.checkpoints.convert.mapping import derive_layout
+from tokenmill.checkpoints.convert.output import ConversionOutput, FileToWrite
 from tokenmill.errors import RequestError
-from tokenmill.training.convert import exporter, importer
-from tokenmill.training.convert.initial_weights import find_problems
-from tokenmill.training.convert.mapping import derive_layout
-from tokenmill.training.convert.output import ConversionOutput, FileToWrite
-from tokenmill.training.model import Model
+from tokenmill.models.model import Model
 
 MESSAGE_BYTES = 4000
 SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -406,7 +406,7 @@ def test_unknown_iteration_and_missing_directory_are_refused(tmp_path: Path) -> 
 
 
 def test_a_failed_file_ends_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenmill.training.convert.output.available_cpus", lambda: 2)
+    monkeypatch.setattr("tokenmill.checkpoints.convert.output.available_cpus", lambda: 2)
     started = threading.Event()
 
     def endless() -> Iterator[bytes]:

@@ -14,10 +14,10 @@ import yaml
 
 from support.commandline import run_in_process
 from support.hub_models import make_model
-from tokenmill.training.checkpoints.model_record import MODEL_RECORD, ModelRecord
-from tokenmill.training.convert.huggingface import DEFAULTS, parse_config
-from tokenmill.training.convert.importer import read_import
-from tokenmill.training.model import Model
+from tokenmill.checkpoints.convert.huggingface import DEFAULTS, parse_config
+from tokenmill.checkpoints.convert.importer import read_import
+from tokenmill.checkpoints.model_record import MODEL_RECORD, ModelRecord
+from tokenmill.models.model import Model
 
 KINDS = sorted(DEFAULTS)
 LLAMA3 = {

@@ -46,11 +46,11 @@ from tokenmill.data_prep.layout import PlacedFile, finish_record, place_files, w
 from tokenmill.data_prep.shards import DatasetShard, assign_splits, weigh_shards
 from tokenmill.datasets.dataset import find_dataset, find_document, verify_outputs
 from tokenmill.datasets.formats.indexed.reader import IndexedReader
+from tokenmill.engine.progress import Reporter
+from tokenmill.engine.selection import Selection
+from tokenmill.engine.signals import STOP
+from tokenmill.engine.stage import StageRun
 from tokenmill.errors import InputError, RequestError
-from tokenmill.flow.progress import Reporter
-from tokenmill.flow.signals import STOP
-from tokenmill.flow.stage import StageRun
-from tokenmill.selection import Selection
 from tokenmill.stages.registry import KINDS
 
 pytestmark = pytest.mark.slow

@@ -24,8 +24,8 @@ from tokenmill.data_prep.config import (
     PackedOutputConfig,
 )
 from tokenmill.data_prep.sources import choose_files, normalize_path
+from tokenmill.engine.selection import matches
 from tokenmill.errors import RequestError
-from tokenmill.selection import matches
 
 OUTPUT = OutputConfig(dir=Path("out"))
 JSONL = OutputConfig(dir=Path("out"), format=JsonlOutputConfig())

@@ -25,9 +25,9 @@ from support.pairs import random_sequences, write_pair
 from tokenmill.data import Samples, list_differences
 from tokenmill.datasets.dataset import find_dataset, find_document
 from tokenmill.datasets.formats.indexed.reader import IndexedReader
+from tokenmill.engine.progress import Reporter
+from tokenmill.engine.stage import StageRun
 from tokenmill.errors import RequestError
-from tokenmill.flow.progress import Reporter
-from tokenmill.flow.stage import StageRun
 
 CONFORMANCE = Path(__file__).parents[1] / "conformance"
 CASES = json.loads((CONFORMANCE / "samples.json").read_text())["cases"]

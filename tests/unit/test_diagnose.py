@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.commandline import CommandResult, run_in_process
-from tokenmill.files.pickles import load_pickle
-from tokenmill.training.diagnose import flight_records
-from tokenmill.training.diagnose.evidence import MAX_FILE_BYTES
-from tokenmill.training.diagnose.flight_records import UnreadableFile, read_flight_record
+from tokenmill.core.files.pickles import load_pickle
+from tokenmill.train.diagnose import flight_records
+from tokenmill.train.diagnose.evidence import MAX_FILE_BYTES
+from tokenmill.train.diagnose.flight_records import UnreadableFile, read_flight_record
 
 TENSOR, WORLD = ("4", "TENSOR_MODEL_PARALLEL_GROUP"), ("0", "default_pg")
 DATA_STACK = """Fatal Python error: Aborted

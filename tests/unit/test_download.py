@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 from support import stages
 from support.commandline import data_of, tokenmill
 from support.hub import Fault, Hub
-from tokenmill.corpus.factory import open_source
-from tokenmill.corpus.listing import select
-from tokenmill.corpus.retry import RetryPolicy
-from tokenmill.corpus.source import Listing
+from tokenmill.engine.contract import RemoteFile
+from tokenmill.engine.progress import Reporter
+from tokenmill.engine.selection import Selection
+from tokenmill.engine.stage import StageRun
 from tokenmill.errors import InputError, RequestError, TransientError
-from tokenmill.flow.contract import RemoteFile
-from tokenmill.flow.progress import Reporter
-from tokenmill.flow.stage import StageRun
-from tokenmill.selection import Selection
+from tokenmill.sources.factory import open_source
+from tokenmill.sources.listing import select
+from tokenmill.sources.retry import RetryPolicy
+from tokenmill.sources.source import Listing
 from tokenmill.stages.download import Download
 
 SLIMPAJAMA = [
@@ -312,7 +312,7 @@ def test_busy_url_is_retried(hub: Hub, tmp_path: Path) -> None:
 
 
 def test_unreachable_url_fails_before_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenmill.corpus.retry.BACKOFF_SECONDS", (0.01, 0.02))
+    monkeypatch.setattr("tokenmill.sources.retry.BACKOFF_SECONDS", (0.01, 0.02))
     with pytest.raises(TransientError, match="check the address"):
         fetch("http://localhost:1/x.jsonl", tmp_path / "out")
 

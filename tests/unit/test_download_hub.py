@@ -15,13 +15,13 @@ import pytest
 from support import stages
 from support.commandline import CommandResult, data_of, finish, start, tokenmill
 from support.hub import Fault, Hub
-from tokenmill.corpus.factory import open_source
-from tokenmill.corpus.uri import normalize_source
+from tokenmill.engine.progress import Reporter
+from tokenmill.engine.selection import Selection
+from tokenmill.engine.stage import StageRun
+from tokenmill.engine.worker import Summary
 from tokenmill.errors import InputError, RequestError, TransientError
-from tokenmill.flow.progress import Reporter
-from tokenmill.flow.stage import StageRun
-from tokenmill.flow.worker import Summary
-from tokenmill.selection import Selection
+from tokenmill.sources.factory import open_source
+from tokenmill.sources.uri import normalize_source
 
 pytestmark = pytest.mark.slow
 
@@ -337,7 +337,7 @@ def test_permanent_refusal_is_exit_2_with_a_remedy(hub: Hub, tmp_path: Path) -> 
 
 
 def test_unlistable_dataset_has_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenmill.corpus.retry.BACKOFF_SECONDS", (0.01, 0.02))
+    monkeypatch.setattr("tokenmill.sources.retry.BACKOFF_SECONDS", (0.01, 0.02))
     with Hub() as hub, Hub(token="right") as private:
         hub.add_dataset("org/corpus", corpus(["a.jsonl"]))
         hub.add_dataset("org/gated", corpus(["a.jsonl"]), gated=True)

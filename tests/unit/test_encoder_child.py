@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.tokens.workers import pool
-from tokenmill.tokens.workers.encoder_process import Task
-from tokenmill.tokens.workers.pool import _EncoderChild
+from tokenmill.tokenize.workers import pool
+from tokenmill.tokenize.workers.encoder_process import Task
+from tokenmill.tokenize.workers.pool import _EncoderChild
 
 
 def test_message_to_a_killed_process_is_dropped(tmp_path: Path) -> None:

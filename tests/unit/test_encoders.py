@@ -12,10 +12,10 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from tokenmill.errors import RequestError
-from tokenmill.tokens.encoders import format_guard, load_encoder, optimize_backend
-from tokenmill.tokens.engines import ENGINES, by_speed
-from tokenmill.tokens.engines.base import EncoderUnavailable, template_ids
-from tokenmill.tokens.gate import (
+from tokenmill.tokenize.encoders import format_guard, load_encoder, optimize_backend
+from tokenmill.tokenize.engines import ENGINES, by_speed
+from tokenmill.tokenize.engines.base import EncoderUnavailable, template_ids
+from tokenmill.tokenize.gate import (
     Verdict,
     adversarial_texts,
     fallback_warning,
@@ -147,7 +147,7 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_gigatoken_reload_keeps_the_ids(pieces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """gigatoken encodes SentencePiece's style text by text, and is reloaded before its cache grows large."""
-    monkeypatch.setattr("tokenmill.tokens.engines.gigatoken.RELOAD_CHARACTERS", 5_000)
+    monkeypatch.setattr("tokenmill.tokenize.engines.gigatoken.RELOAD_CHARACTERS", 5_000)
     texts = ["", "abc abc de", "", "na\u00efve <s> </s>x", "abc" * 400, " lead", "trail "]
     encoder, exact = load_encoder("gigatoken", pieces, True), load_encoder("hf", pieces, True)
     for batch in [texts] * 6 + [[], [""]]:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tokenmill.core.files.explain import explain_os_errors
+from tokenmill.core.files.named_file import naming, open_file
 from tokenmill.errors import MachineError, RequestError, TokenmillError, TransientError
-from tokenmill.files.explain import explain_os_errors
-from tokenmill.files.named_file import naming, open_file
 
 MESSAGES = {
     errno.ENOTCONN: (1, "the process that serves the mount /proc has died"),

@@ -16,12 +16,12 @@ import pytest
 
 from support.commandline import data_of
 from support.hub import Fault, Hub
-from tokenmill.corpus.factory import open_source
-from tokenmill.corpus.fetch import ConnectionPool, fetch_to
-from tokenmill.corpus.retry import RetryPolicy
-from tokenmill.corpus.transfer import RateLimitGate
+from tokenmill.engine.contract import RemoteFile
 from tokenmill.errors import RequestError, Stopped, TransientError
-from tokenmill.flow.contract import RemoteFile
+from tokenmill.sources.factory import open_source
+from tokenmill.sources.fetch import ConnectionPool, fetch_to
+from tokenmill.sources.retry import RetryPolicy
+from tokenmill.sources.transfer import RateLimitGate
 
 CONTENT = bytes(range(251)) * 8000
 URI = "hf://datasets/org/c"
@@ -29,7 +29,7 @@ URI = "hf://datasets/org/c"
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenmill.corpus.retry.BACKOFF_SECONDS", (0.01, 0.05))
+    monkeypatch.setattr("tokenmill.sources.retry.BACKOFF_SECONDS", (0.01, 0.05))
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_plan_keeps_all_fields_of_a_file(file: RemoteFile) -> None:
 
 BIG = os.urandom(1_900_000)
 SMALLER = (
-    "import tokenmill.corpus.fetch as f, tokenmill.corpus.retry as r; "
+    "import tokenmill.sources.fetch as f, tokenmill.sources.retry as r; "
     "f.PART_BYTES = 1 << 16; f.MIN_DIVIDED_BYTES = 1 << 18; "
     "r.BACKOFF_SECONDS = (0.01, 0.05)"
 )
@@ -143,8 +143,8 @@ SMALLER = (
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch, hub: Hub) -> Hub:
     """Lower the limits, so that a small file counts as large."""
-    monkeypatch.setattr("tokenmill.corpus.fetch.PART_BYTES", 1 << 16)
-    monkeypatch.setattr("tokenmill.corpus.fetch.MIN_DIVIDED_BYTES", 1 << 18)
+    monkeypatch.setattr("tokenmill.sources.fetch.PART_BYTES", 1 << 16)
+    monkeypatch.setattr("tokenmill.sources.fetch.MIN_DIVIDED_BYTES", 1 << 18)
     hub.add_dataset("org/c", {"big.zst": BIG, "small.zst": BIG[:100_000]})
     return hub
 

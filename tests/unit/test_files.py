@@ -17,8 +17,7 @@ import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tokenmill.errors import MachineError, RequestError, TransientError
-from tokenmill.files.codec import (
+from tokenmill.core.files.codec import (
     BATCH_BYTES,
     PackedList,
     canonical_json,
@@ -27,10 +26,11 @@ from tokenmill.files.codec import (
     readable_json,
     readable_pieces,
 )
-from tokenmill.files.explain import explain_os_errors
-from tokenmill.files.hashing import hash_file
-from tokenmill.files.paths import MAX_NAME_BYTES, join_inside, safe_name
-from tokenmill.files.publish import publish_once, write_atomic
+from tokenmill.core.files.explain import explain_os_errors
+from tokenmill.core.files.hashing import hash_file
+from tokenmill.core.files.paths import MAX_NAME_BYTES, join_inside, safe_name
+from tokenmill.core.files.publish import publish_once, write_atomic
+from tokenmill.errors import MachineError, RequestError, TransientError
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=400)
 JSON = st.recursive(
@@ -236,7 +236,7 @@ def test_list_is_read_packed_in_every_json_layout(
 READ_PACKED = """
 import sys
 from pathlib import Path
-from tokenmill.files.codec import read_json
+from tokenmill.core.files.codec import read_json
 (item,) = read_json(Path(sys.argv[1]), packed="files")["files"]
 print(len(item["parts"]))
 """

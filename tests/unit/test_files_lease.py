@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from tokenmill.errors import Superseded
-from tokenmill.files import lease as module
-from tokenmill.files.lease import (
+from tokenmill.core.files import lease as module
+from tokenmill.core.files.lease import (
     Lease,
     LeaseClaim,
     Liveness,
@@ -27,8 +26,9 @@ from tokenmill.files.lease import (
     new_token,
     remove_abandoned,
 )
-from tokenmill.files.tree import Tree, UnexpectedEntry
-from tokenmill.machine import machine_identity, machine_tag, process_name, start_ticks
+from tokenmill.core.files.tree import Tree, UnexpectedEntry
+from tokenmill.core.machine import machine_identity, machine_tag, process_name, start_ticks
+from tokenmill.errors import Superseded
 
 ELSEWHERE = Owner("node-7", "another", "pid:[1]", 1, 5)
 

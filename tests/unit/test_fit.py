@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from support.commandline import CommandResult, run_in_process, run_many
 from support.memory import total_bytes
 from tokenmill.errors import RequestError
-from tokenmill.training.model import load_preset, model_from_fields, preset_names
-from tokenmill.training.planner.fit import Machines, estimate_cost, search_layouts
-from tokenmill.training.planner.layout import find_argument_errors, find_runtime_errors
-from tokenmill.training.planner.memory import GIB
-from tokenmill.training.planner.options import LayoutConstraints
-from tokenmill.training.planner.plan import GRACE_SECONDS
-from tokenmill.training.planner.storage import CheckpointSchedule, parse_storage
-from tokenmill.training.settings import Settings, derive_settings
+from tokenmill.fit.fit import Machines, estimate_cost, search_layouts
+from tokenmill.fit.layout import find_argument_errors, find_runtime_errors
+from tokenmill.fit.memory import GIB
+from tokenmill.fit.options import LayoutConstraints
+from tokenmill.fit.plan import GRACE_SECONDS
+from tokenmill.fit.storage import CheckpointSchedule, parse_storage
+from tokenmill.models.model import load_preset, model_from_fields, preset_names
+from tokenmill.train.settings import Settings, derive_settings
 
 ROOT = Path(__file__).parents[2]
 H100 = ["--gpu-memory", "80"]

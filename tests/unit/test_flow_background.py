@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from tokenmill.flow.background import BackgroundWriter
+from tokenmill.engine.background import BackgroundWriter
 
 
 def test_order_and_bound() -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.flow.contract import Part
-from tokenmill.flow.lineage import locate, narrow, select, source_parts
+from tokenmill.engine.contract import Part
+from tokenmill.engine.lineage import locate, narrow, select, source_parts
 
 Model = list[tuple[str, int]]
 PARTS = st.lists(

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.flow.contract import Record
-from tokenmill.flow.partition import select_units, split_by_weight
-from tokenmill.flow.record import Unit
+from tokenmill.engine.contract import Record
+from tokenmill.engine.partition import select_units, split_by_weight
+from tokenmill.engine.record import Unit
 
 WEIGHTS = st.lists(st.integers(0, 10**12) | st.integers(0, 5), max_size=60)
 

@@ -13,17 +13,17 @@ import pytest
 
 from support import stages
 from support.commandline import tokenmill
+from tokenmill.core.files.tree import Tree
+from tokenmill.engine.attempt import planning_lease
+from tokenmill.engine.contract import Record, RemoteFile, StageKind
+from tokenmill.engine.planning import Request, agree_on_plan
+from tokenmill.engine.progress import Reporter
+from tokenmill.engine.record import Counts, Plan, StageRecord, Unit
+from tokenmill.engine.run import run_stage
+from tokenmill.engine.runs import RunRegistry
+from tokenmill.engine.stage import Stage, StageRun
+from tokenmill.engine.workspace import Workspace
 from tokenmill.errors import InputError, MachineError, RequestError, Stopped, Superseded
-from tokenmill.files.tree import Tree
-from tokenmill.flow.attempt import planning_lease
-from tokenmill.flow.contract import Record, RemoteFile, StageKind
-from tokenmill.flow.planning import Request, agree_on_plan
-from tokenmill.flow.progress import Reporter
-from tokenmill.flow.record import Counts, Plan, StageRecord, Unit
-from tokenmill.flow.run import run_stage
-from tokenmill.flow.runs import RunRegistry
-from tokenmill.flow.stage import Stage, StageRun
-from tokenmill.flow.workspace import Workspace
 from tokenmill.stages.registry import CONCATENATE, DOWNLOAD, EXTRACT
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from support.hub import Fault, Hub
 from support.runs import environment
-from tokenmill.flow.progress import RUNNING_LOG_SECONDS, Reporter, describe_memory
+from tokenmill.engine.progress import RUNNING_LOG_SECONDS, Reporter, describe_memory
 
 
 def read_lines(capfd: pytest.CaptureFixture[str], seconds: float = 0.0) -> list[str]:
@@ -51,7 +51,7 @@ def test_json_lines_log_an_event(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_progress_line_names_running_units(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenmill.flow.progress.LOG_SECONDS", 0.0)
+    monkeypatch.setattr("tokenmill.engine.progress.LOG_SECONDS", 0.0)
     with Reporter().progress("extract", 10, 5, lambda: (0, 0)) as progress:
         progress.set_running([("a", 1)])
         lines = (line for _ in range(100) for line in read_lines(capfd, 1.0) if "0 of 5 units finished" in line)

@@ -12,21 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tokenmill.core.files.hashing import hash_file
+from tokenmill.core.files.paths import safe_name
+from tokenmill.engine.contract import EmptyPair, Files, InputFile, Origin, Receipt, Record, StageKind, Upstream
+from tokenmill.engine.lineage import source_parts
+from tokenmill.engine.record import Plan, StageRecord, Unit, complete, make_manifest
 from tokenmill.errors import RequestError
-from tokenmill.files.hashing import hash_file
-from tokenmill.files.paths import safe_name
-from tokenmill.flow.contract import (
-    EmptyPair,
-    Files,
-    InputFile,
-    Origin,
-    Receipt,
-    Record,
-    StageKind,
-    Upstream,
-)
-from tokenmill.flow.lineage import source_parts
-from tokenmill.flow.record import Plan, StageRecord, Unit, complete, make_manifest
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=12)
 VALUES = st.none() | st.integers(-(2**53), 2**53) | TEXT
@@ -268,7 +259,7 @@ def test_a_plan_of_many_units_and_its_manifest_take_little_memory(record: StageR
     measure = f"""
 import tracemalloc
 from pathlib import Path
-from tokenmill.flow.record import StageRecord, complete
+from tokenmill.engine.record import StageRecord, complete
 from tokenmill.stages.registry import EXTRACT
 record = StageRecord(Path({str(record.output)!r}), EXTRACT)
 complete(record, record.read_plan())  # the first call loads the imports

@@ -12,18 +12,18 @@ import pytest
 
 from support import stages
 from tokenmill.datasets.dataset import verify_outputs
+from tokenmill.engine.attempt import planning_lease
+from tokenmill.engine.contract import Origin, Part
+from tokenmill.engine.progress import Reporter
+from tokenmill.engine.record import StageRecord
+from tokenmill.engine.selection import Selection
+from tokenmill.engine.stage import StageRun
+from tokenmill.engine.stage_input import StageInput, find_upstream
+from tokenmill.engine.status import list_statuses
+from tokenmill.engine.worker import Summary
 from tokenmill.errors import RequestError, TransientError
-from tokenmill.flow.attempt import planning_lease
-from tokenmill.flow.contract import Origin, Part
-from tokenmill.flow.progress import Reporter
-from tokenmill.flow.record import StageRecord
-from tokenmill.flow.stage import StageRun
-from tokenmill.flow.stage_input import StageInput, find_upstream
-from tokenmill.flow.status import list_statuses
-from tokenmill.flow.worker import Summary
-from tokenmill.selection import Selection
+from tokenmill.records.suffixes import DATA_SUFFIXES
 from tokenmill.stages.registry import CONCATENATE, EXTRACT, KINDS, PREPROCESS, earlier_kinds
-from tokenmill.suffixes import DATA_SUFFIXES
 
 FILES = 4
 

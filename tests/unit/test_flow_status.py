@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.flow.attempt import new_attempt_directory, planning_lease
-from tokenmill.flow.contract import Files, InputFile, Receipt
-from tokenmill.flow.record import Plan, StageRecord, Unit
-from tokenmill.flow.status import list_statuses
+from tokenmill.engine.attempt import new_attempt_directory, planning_lease
+from tokenmill.engine.contract import Files, InputFile, Receipt
+from tokenmill.engine.record import Plan, StageRecord, Unit
+from tokenmill.engine.status import list_statuses
 from tokenmill.stages.registry import EXTRACT, KINDS
 
 UNITS = [Unit(name, 1, Files([InputFile(name, "1")]), [name]) for name in ("a", "b")]

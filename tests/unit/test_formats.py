@@ -15,13 +15,13 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmill.corpus.block_kinds import ReadSettings
-from tokenmill.corpus.compression import open_decompressed
-from tokenmill.corpus.json_cutter import JsonCutter
-from tokenmill.corpus.parse import RejectedRecord
-from tokenmill.corpus.readers import OnBad, first_documents, read_documents
 from tokenmill.errors import InputError, RequestError
-from tokenmill.suffixes import is_data_file
+from tokenmill.records.block_kinds import ReadSettings
+from tokenmill.records.compression import open_decompressed
+from tokenmill.records.json_cutter import JsonCutter
+from tokenmill.records.parse import RejectedRecord
+from tokenmill.records.readers import OnBad, first_documents, read_documents
+from tokenmill.records.suffixes import is_data_file
 
 PLAIN, JSON, FILE = ReadSettings(), ReadSettings("json"), ReadSettings("txt")
 LINE = ReadSettings("txt", document_per_line=True)

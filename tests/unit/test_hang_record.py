@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill import redaction
-from tokenmill.training.runtime import hang_record
-from tokenmill.training.runtime.attempts import Attempt, RunRecords
-from tokenmill.training.runtime.flight_recorder import FlightRecorder, configure_flight_recorder
-from tokenmill.training.runtime.hang_record import HangRecord
-from tokenmill.training.runtime.node import Node
+from tokenmill.core import redaction
+from tokenmill.train.runtime import hang_record
+from tokenmill.train.runtime.attempts import Attempt, RunRecords
+from tokenmill.train.runtime.flight_recorder import FlightRecorder, configure_flight_recorder
+from tokenmill.train.runtime.hang_record import HangRecord
+from tokenmill.train.runtime.node import Node
 
 
 def make(tmp_path: Path, recorder: FlightRecorder | None = None, node: int = 0, **environment: str) -> HangRecord:

@@ -16,7 +16,7 @@ from tokenmill.datasets.formats.indexed import writer as writing
 from tokenmill.datasets.formats.indexed.reader import IndexedReader, dtype_for
 from tokenmill.datasets.formats.indexed.writer import IndexedWriter, WriterState
 from tokenmill.errors import InputError, RequestError, TransientError
-from tokenmill.tokens.assemble import assemble
+from tokenmill.tokenize.assemble import assemble
 
 CONFORMANCE = Path(__file__).parents[1] / "conformance"
 PAIR = CONFORMANCE / "small-tiny_text_document"

@@ -19,11 +19,11 @@ import zstandard
 
 from support.commandline import CommandResult, tokenmill
 from tokenmill.cli import main
-from tokenmill.corpus.factory import open_source
-from tokenmill.corpus.retry import RetryPolicy
-from tokenmill.corpus.source import SourceChanged
+from tokenmill.engine.inputs import OpenInput, walk_files
 from tokenmill.errors import RequestError
-from tokenmill.inputs import OpenInput, walk_files
+from tokenmill.sources.factory import open_source
+from tokenmill.sources.retry import RetryPolicy
+from tokenmill.sources.source import SourceChanged
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from support.chat import MARKS, lines, make_tokenizer
 from support.commandline import run_on_terminal, tokenmill
 from support.corpus import TOKENIZER
 from tokenmill.datasets.formats.indexed.reader import IndexedReader
-from tokenmill.tokens.mask_view import MaskedSequence, SequenceDecoder, escape
+from tokenmill.tokenize.mask_view import MaskedSequence, SequenceDecoder, escape
 
 pytestmark = pytest.mark.slow
 

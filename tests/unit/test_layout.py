@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from support.commandline import CommandResult, run_in_process
-from tokenmill.training.planner.layout import Layout, find_argument_errors, find_runtime_errors
-from tokenmill.training.planner.memory import (
+from tokenmill.fit.layout import Layout, find_argument_errors, find_runtime_errors
+from tokenmill.fit.memory import (
     GIB,
     activation_bytes,
     checkpoint_bytes,

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from tokenmill.core.files.publish import write_atomic
 from tokenmill.errors import RequestError, Superseded
-from tokenmill.files.publish import write_atomic
-from tokenmill.training.runtime import lease as module
-from tokenmill.training.runtime.lease import CheckpointLease, ReleaseWatcher
+from tokenmill.train.runtime import lease as module
+from tokenmill.train.runtime.lease import CheckpointLease, ReleaseWatcher
 
 pytestmark = pytest.mark.slow  # these tests wait for seconds
 

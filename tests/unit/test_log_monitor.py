@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from tokenmill.training.runtime.log_monitor import LogMonitor, TrainingProgress
-from tokenmill.training.runtime.output import pump_lines
+from tokenmill.train.runtime.log_monitor import LogMonitor, TrainingProgress
+from tokenmill.train.runtime.output import pump_lines
 
 LINE = (
     " [2026-11-22 04:05:06.123456] iteration      {:3d}/    1000 | consumed samples:         4096 | elapsed time per "

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.machine import cpu_quota, memory_limit
+from tokenmill.core.machine import cpu_quota, memory_limit
 
 FILES = {
     "v2": {"memory.max": "2147483648\n", "cpu.max": "150000 100000\n"},

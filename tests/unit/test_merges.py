@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from tokenmill.tokens import merges
-from tokenmill.tokens.encoders import load_encoder, optimize_backend
+from tokenmill.tokenize import merges
+from tokenmill.tokenize.encoders import load_encoder, optimize_backend
 
 TEXTS = ["".join(letters) for size in range(1, 9) for letters in product("ab", repeat=size)]
 TOKENS = [text for text in TEXTS if len(text) <= 5]

@@ -16,7 +16,7 @@ from support.commandline import finish, start, tokenmill
 from support.corpus import TOKENIZER
 from support.hub import Fault, Hub
 from support.metrics import Exposition, free_port, read_exposition, scrape, scrape_until, start_pushgateway
-from tokenmill.flow.metrics import MAX_REASONS, StageCollector, StageMetrics
+from tokenmill.engine.metrics import MAX_REASONS, StageCollector, StageMetrics
 
 SECRET = "hf_planted0123456789abcdef"
 CONTENT = "planted content of a record"

@@ -3,9 +3,9 @@
 import pytest
 
 from tokenmill.errors import RequestError
-from tokenmill.training.model import load_preset, model_from_fields, preset_names
-from tokenmill.training.planner.layout import Layout
-from tokenmill.training.planner.memory import Parameters, count_parameters
+from tokenmill.fit.layout import Layout
+from tokenmill.fit.memory import Parameters, count_parameters
+from tokenmill.models.model import load_preset, model_from_fields, preset_names
 
 KNOWN = {  # billions of parameters
     "125m": 0.124,

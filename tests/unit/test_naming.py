@@ -6,7 +6,7 @@ import unicodedata
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tokenmill.flow.output_names import make_distinct, make_flat_name, make_tree_name
+from tokenmill.engine.output_names import make_distinct, make_flat_name, make_tree_name
 
 PART = st.text(st.characters(exclude_categories=(), exclude_characters="/"), min_size=1, max_size=60)
 # Few characters, so that paths clash: by case, by composition, and by the replacement of a slash in a flat name.

@@ -3,7 +3,7 @@
 import pytest
 
 from tokenmill.errors import RequestError
-from tokenmill.training.runtime.node import build_launcher_command, build_launcher_environment, read_node
+from tokenmill.train.runtime.node import build_launcher_command, build_launcher_environment, read_node
 
 
 @pytest.mark.parametrize(

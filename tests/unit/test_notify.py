@@ -14,8 +14,8 @@ from support.corpus import TOKENIZER
 from support.hub import Fault, Hub
 from support.metrics import free_port
 from support.receiver import Receiver, Request, make_certificate, receiving, statuses
-from tokenmill.notify.announcer import MAX_SECONDS
-from tokenmill.notify.message import MAX_MESSAGE_CHARACTERS, TEMPLATES, Announcement
+from tokenmill.engine.notify.announcer import MAX_SECONDS
+from tokenmill.engine.notify.message import MAX_MESSAGE_CHARACTERS, TEMPLATES, Announcement
 
 SECRET = "plantedsecret0123456789"
 

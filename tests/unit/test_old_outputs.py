@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from support.commandline import tokenmill
-from tokenmill import sample
+from tokenmill.core.files.codec import content_id
 from tokenmill.datasets.contract import PREPROCESS
-from tokenmill.files.codec import content_id
-from tokenmill.flow.record import StageRecord
+from tokenmill.engine.record import StageRecord
+from tokenmill.pipelines import sample
 
 TOKENIZER = Path(sample.__file__).parent / "tokenizer"
 STORED = Path(__file__).parent / "data" / "output-0.1.0"

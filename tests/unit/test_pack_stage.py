@@ -19,13 +19,13 @@ from support.corpus import TOKENIZER, text
 from support.packing import read_output, read_rows
 from tokenmill.datasets.dataset import verify_outputs
 from tokenmill.datasets.formats.indexed.reader import IndexedReader
+from tokenmill.engine.progress import Reporter
+from tokenmill.engine.record import StageRecord
+from tokenmill.engine.stage import StageRun
+from tokenmill.engine.worker import Summary
 from tokenmill.errors import InputError, RequestError
-from tokenmill.flow.progress import Reporter
-from tokenmill.flow.record import StageRecord
-from tokenmill.flow.stage import StageRun
-from tokenmill.flow.worker import Summary
-from tokenmill.packing.blend import ALL, BlendedDataset, PackBlend
-from tokenmill.stages import pack as pack_stage
+from tokenmill.stages.pack import stage as pack_stage
+from tokenmill.stages.pack.blend import ALL, BlendedDataset, PackBlend
 from tokenmill.stages.registry import KINDS, PACK, get_stage
 
 pytestmark = pytest.mark.slow

@@ -16,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.packing import Buffer, read_rows, rows_of
+from tokenmill.engine.options import InvalidOption
 from tokenmill.errors import RequestError
-from tokenmill.options import InvalidOption
-from tokenmill.packing import algorithms, rows
-from tokenmill.packing.algorithms import (
+from tokenmill.packs.writers import SHARD_FORMATS, ShardInfo
+from tokenmill.stages.pack import algorithms, rows
+from tokenmill.stages.pack.algorithms import (
     ALGORITHMS,
     BEST_FIT,
     CONCATENATIVE,
@@ -30,11 +31,10 @@ from tokenmill.packing.algorithms import (
     shuffle,
     spread,
 )
-from tokenmill.packing.assignment import SLOT
-from tokenmill.packing.blend import ALL, BlendedDataset, Share, get_shares, load_blend, make_blend, repeat, single
-from tokenmill.packing.options import PackOptions
-from tokenmill.packing.rows import assemble
-from tokenmill.packing.writers import SHARD_FORMATS, ShardInfo
+from tokenmill.stages.pack.assignment import SLOT
+from tokenmill.stages.pack.blend import ALL, BlendedDataset, Share, get_shares, load_blend, make_blend, repeat, single
+from tokenmill.stages.pack.options import PackOptions
+from tokenmill.stages.pack.rows import assemble
 
 CAPACITY = 32
 LENGTHS = st.lists(st.integers(1, CAPACITY), max_size=80)

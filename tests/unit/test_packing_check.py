@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tokenmill.flow.contract import FileEntry
-from tokenmill.packing.check import RowLimits, check_output, find_problems
-from tokenmill.packing.contract import PackBasis
-from tokenmill.packing.writers.parquet import COLUMNS
+from tokenmill.engine.contract import FileEntry
+from tokenmill.packs.check import RowLimits, check_output, find_problems
+from tokenmill.packs.contract import PackBasis
+from tokenmill.packs.writers.parquet import COLUMNS
 
 CASES = json.loads((Path(__file__).parents[1] / "conformance/sft/packed_rows.json").read_text())
 LIMITS = RowLimits(pack_size=8, fill="stored", vocabulary=100)

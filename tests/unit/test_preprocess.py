@@ -15,14 +15,14 @@ from support.corpus import TOKENIZER as TINY
 from support.hub import Hub
 from tokenmill.datasets.dataset import find_dataset, find_document, verify_outputs
 from tokenmill.datasets.formats.indexed.reader import IndexedReader
+from tokenmill.engine.contract import EmptyPair
+from tokenmill.engine.progress import Reporter
+from tokenmill.engine.selection import Selection
+from tokenmill.engine.stage import StageRun
+from tokenmill.engine.worker import Summary
 from tokenmill.errors import InputError, RequestError
-from tokenmill.flow.contract import EmptyPair
-from tokenmill.flow.progress import Reporter
-from tokenmill.flow.stage import StageRun
-from tokenmill.flow.worker import Summary
-from tokenmill.selection import Selection
 from tokenmill.stages.registry import KINDS
-from tokenmill.tokens.tokenizer import decode
+from tokenmill.tokenize.tokenizer import decode
 
 pytestmark = pytest.mark.slow
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from support.commandline import run_in_process
-from tokenmill.files.codec import content_id
-from tokenmill.printing import (
+from tokenmill.core.files.codec import content_id
+from tokenmill.core.printing import (
     PrintedTable,
     align,
     format_bytes,

@@ -14,9 +14,9 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmill.corpus.readers import OnBad, TextBatch, first_documents, read_documents
-from tokenmill.corpus.records import RecordCounter
 from tokenmill.errors import InputError, RequestError
+from tokenmill.records.readers import OnBad, TextBatch, first_documents, read_documents
+from tokenmill.records.records import RecordCounter
 
 
 def _read(path: Path, keys: Sequence[str] = ("text",), on_bad: OnBad = "fail", batch_bytes: int = 4 << 20) -> TextBatch:

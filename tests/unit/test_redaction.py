@@ -15,8 +15,8 @@ from urllib.parse import quote
 import pytest
 
 from support.commandline import run_many
-from tokenmill import redaction
-from tokenmill.redaction import contains_sent_credential, redact, register_address_secrets, register_secrets
+from tokenmill.core import redaction
+from tokenmill.core.redaction import contains_sent_credential, redact, register_address_secrets, register_secrets
 
 TOKEN = "hf_PlantedToken/0123456789+abcdef"
 PASSWORD = "hunter2"

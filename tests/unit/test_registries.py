@@ -11,13 +11,13 @@ import pytest
 from support.commandline import data_of, tokenmill
 from support.corpus import TOKENIZER, text
 from tokenmill.datasets.formats.indexed.reader import IndexedReader
-from tokenmill.tokens.engines import ENGINES, max_record_bytes
+from tokenmill.tokenize.engines import ENGINES, max_record_bytes
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 TOY_ENGINE = """
-    from tokenmill.tokens import engines
-    from tokenmill.tokens.engines import base
+    from tokenmill.tokenize import engines
+    from tokenmill.tokenize.engines import base
 
     class Toy(base.ArrayEncoder):
         name = "toy"
@@ -37,8 +37,8 @@ TOY_ENGINE = """
 
 TOY_FORMAT = """
     import json, os, signal
-    import tokenmill.tokens.unit_tokenizer as unit
-    from tokenmill.files.hashing import hash_file
+    import tokenmill.tokenize.unit_tokenizer as unit
+    from tokenmill.core.files.hashing import hash_file
     from tokenmill.datasets import formats
     from tokenmill.datasets.formats.base import Problem
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from tokenmill.errors import Superseded
-from tokenmill.training.runtime import rendezvous as gathering
-from tokenmill.training.runtime.attempts import RunRecords
-from tokenmill.training.runtime.node import Node
-from tokenmill.training.runtime.rendezvous import Rendezvous
+from tokenmill.train.runtime import rendezvous as gathering
+from tokenmill.train.runtime.attempts import RunRecords
+from tokenmill.train.runtime.node import Node
+from tokenmill.train.runtime.rendezvous import Rendezvous
 
 
 @pytest.fixture(autouse=True)

@@ -19,10 +19,10 @@ from support.browser import Page
 from support.chat import lines, make_tokenizer
 from support.commandline import run_in_process, tokenmill
 from support.corpus import TOKENIZER
-from tokenmill.data.run_record import write_record
-from tokenmill.flow.progress import Reporter
-from tokenmill.flow.stage import StageRun
-from tokenmill.reporting.scripts import COMMON, OTHER, find_main_script
+from tokenmill.engine.progress import Reporter
+from tokenmill.engine.stage import StageRun
+from tokenmill.reports.scripts import COMMON, OTHER, find_main_script
+from tokenmill.samples.run_record import write_record
 
 SECRET = "hf_plantedQwZxkTyRbNmVcLsDgHjPfA"
 HOSTILE = "</script><img src=x onerror=alert(1)><!-- "

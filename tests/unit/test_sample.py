@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import zstandard
 
-import tokenmill.sample as shipped
+import tokenmill.pipelines.sample as shipped
 from support.commandline import tokenmill
-from tokenmill.corpus.readers import read_documents
-from tokenmill.sample.harvest import HarvestReport, harvest
+from tokenmill.pipelines.sample.harvest import HarvestReport, harvest
+from tokenmill.records.readers import read_documents
 
 pytestmark = pytest.mark.slow
 
@@ -71,7 +71,7 @@ def test_the_harvest_is_laid_out_like_a_dataset(sample: tuple[Path, HarvestRepor
 
 
 def test_another_process_harvests_the_same_bytes(sample: tuple[Path, HarvestReport], tmp_path: Path) -> None:
-    code = "import sys, pathlib, tokenmill.sample.harvest as h; h.harvest(pathlib.Path(sys.argv[1]))"
+    code = "import sys, pathlib, tokenmill.pipelines.sample.harvest as h; h.harvest(pathlib.Path(sys.argv[1]))"
     environment = os.environ | {"PYTHONHASHSEED": "7", "LC_ALL": "C", "PYTHONUTF8": "0"}
     subprocess.run([sys.executable, "-c", code, tmp_path], check=True, env=environment)
     assert _files(tmp_path) == _files(sample[0])

@@ -7,13 +7,13 @@ import pytest
 
 from support.commandline import CommandResult, data_of, run_many
 from support.rendering import ROOT
-from tokenmill.corpus.schemes import Scheme, format_addresses, list_schemes
+from tokenmill.sources.schemes import Scheme, format_addresses, list_schemes
 
 TOY = """
-from tokenmill.corpus.retry import RetryableError
-from tokenmill.corpus.schemes import Authority, Scheme, register
-from tokenmill.corpus.source import Listing
-from tokenmill.flow.contract import RemoteFile
+from tokenmill.sources.retry import RetryableError
+from tokenmill.sources.schemes import Authority, Scheme, register
+from tokenmill.sources.source import Listing
+from tokenmill.engine.contract import RemoteFile
 
 LINES = b'{"text": "toy"}\\n' * 9
 

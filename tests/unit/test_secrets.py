@@ -16,11 +16,11 @@ import pytest
 from support.commandline import CommandResult, data_of, run_many, tokenmill
 from support.corpus import TOKENIZER
 from support.hub import Fault, Hub
-from tokenmill.corpus.factory import open_source
-from tokenmill.corpus.retry import RetryPolicy
-from tokenmill.corpus.uri import redact_addresses, redact_secrets
 from tokenmill.errors import RequestError
-from tokenmill.tokens.gate import child_environment
+from tokenmill.sources.factory import open_source
+from tokenmill.sources.retry import RetryPolicy
+from tokenmill.sources.uri import redact_addresses, redact_secrets
+from tokenmill.tokenize.gate import child_environment
 
 pytestmark = pytest.mark.slow
 
@@ -88,7 +88,7 @@ def test_only_requests_contain_the_hubs_token(hub: Hub, tmp_path: Path) -> None:
 
 def test_a_traceback_of_a_bug_has_no_token(hub: Hub, tmp_path: Path) -> None:
     """A traceback from any place shows lines of code, never the values of variables."""
-    bug = "import tokenmill.corpus.{0} as m\ndef broken(*given, **more): raise RuntimeError('a bug')\nm.{1} = broken\n"
+    bug = "import tokenmill.sources.{0} as m\ndef broken(*given, **more): raise RuntimeError('a bug')\nm.{1} = broken\n"
     for place in (("hub_api", "_parse_file"), ("transfer", "HttpBody.read"), ("fetch", "_FileFetch.run")):
         output = tmp_path / place[1]
         (result,), _ = run_many(

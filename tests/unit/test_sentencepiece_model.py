@@ -9,10 +9,10 @@ import pytest
 import sentencepiece
 
 from tokenmill.errors import RequestError
-from tokenmill.tokens.encoders import load_encoder
-from tokenmill.tokens.resolve import resolve
-from tokenmill.tokens.sentencepiece_model import FILE_NAME, find_only_model
-from tokenmill.tokens.tokenizer import decode, eod_warning, resolve_tokenizer
+from tokenmill.tokenize.encoders import load_encoder
+from tokenmill.tokenize.resolve import resolve
+from tokenmill.tokenize.sentencepiece_model import FILE_NAME, find_only_model
+from tokenmill.tokenize.tokenizer import decode, eod_warning, resolve_tokenizer
 
 pytestmark = pytest.mark.slow
 

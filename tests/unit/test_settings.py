@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.errors import RequestError
-from tokenmill.training.model import load_preset, preset_names
-from tokenmill.training.planner.layout import find_argument_errors, find_runtime_errors
-from tokenmill.training.settings import Settings, derive_settings, read_settings
+from tokenmill.fit.layout import find_argument_errors, find_runtime_errors
+from tokenmill.models.model import load_preset, preset_names
+from tokenmill.train.settings import Settings, derive_settings, read_settings
 
 
 def content(model: str | dict[str, Any] = "125m", **sections: Any) -> dict[str, Any]:

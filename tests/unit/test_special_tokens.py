@@ -2,7 +2,7 @@
 
 import pytest
 
-from tokenmill.tokens.special_tokens import NO_SPECIAL_TOKENS, SpecialTokenFinder
+from tokenmill.tokenize.special_tokens import NO_SPECIAL_TOKENS, SpecialTokenFinder
 
 
 @pytest.mark.parametrize(

@@ -34,30 +34,38 @@ def test_class_names_are_unique() -> None:
 
 
 UNTYPED = {
-    "content of a tokenizer's files": "tokens/merges tokens/resolve tokens/tokenizer tokens/encoders",
-    "results of children that load foreign code": "tokens/gate tokens/encoder_store",
-    "JSON of the Hub, of buckets and Xet": "corpus/hub_api corpus/bucket corpus/unexpected_content corpus/transfer "
-    "corpus/xet",
-    "JSON before it is checked, and its codec": "files/codec flow/contract flow/record",
-    "records of users: rows, messages, tools, variables of templates": "chat/completeness chat/content_use chat/encode"
-    " chat/forms chat/gate chat/rows chat/template chat/turns chat/untrained corpus/parse corpus/readers stages/chat"
-    " tokens/records_encoding transforms/contract transforms/types",
-    "metadata that Megatron-Bridge reads": "packing/contract packing/metadata",
-    "requests of stages, compared as JSON": "flow/planning selection tokens/stream stages/adopt stages/concatenate"
-    " stages/download stages/extract stages/preprocess stages/pack stages/pairs stages/sources stages/transform"
-    " chat/options datasets/contract packing/options",
-    "options of Python calls": "cli/groups flow/executors flow/workspace",
-    "JSON output of commands": "cli/blend compare/report cli/fit cli/inspect cli/stage_result cli/status flow/progress"
-    " flow/status"
-    " training/planner/cases training/planner/fit training/planner/render training/planner/request",
-    "settings and presets before they are checked": "training/model training/settings training/planner/values"
-    " submission/profile",
-    "values of the charts": "submission/values",
-    "Megatron-LM's and PyTorch's objects": "training/checkpoints/metadata training/data/index_child"
-    " training/diagnose/flight_records"
-    " training/convert/metadata",
-    "configuration files of Hugging Face's models": "training/convert/huggingface training/convert/importer"
-    " training/convert/exporter training/convert/initial_weights training/checkpoints/model_record",
+    "content of a tokenizer's files": "tokenize/merges tokenize/resolve tokenize/tokenizer tokenize/encoders",
+    "results of children that load foreign code": "tokenize/gate tokenize/encoder_store",
+    "JSON of the Hub, of buckets and Xet": (
+        "sources/hub_api sources/bucket records/unexpected_content sources/transfer sources/xet"
+    ),
+    "JSON before it is checked, and its codec": "core/files/codec engine/contract engine/record",
+    "records of users: rows, messages, tools, variables of templates": (
+        "stages/chat/completeness stages/chat/content_use stages/chat/encode stages/chat/forms "
+        "stages/chat/gate stages/chat/rows stages/chat/template stages/chat/turns stages/chat/untrained "
+        "records/parse records/readers stages/chat/stage tokenize/records_encoding stages/registry "
+        "stages/transform/types"
+    ),
+    "metadata that Megatron-Bridge reads": "packs/contract stages/pack/metadata",
+    "requests of stages, compared as JSON": (
+        "engine/planning engine/selection tokenize/stream stages/adopt stages/concatenate stages/download "
+        "stages/extract stages/preprocess stages/pack/stage stages/pairs stages/sources "
+        "stages/transform/stage stages/chat/options datasets/contract stages/pack/options"
+    ),
+    "options of Python calls": "cli/groups engine/executors engine/workspace",
+    "JSON output of commands": (
+        "cli/blend reports/compare/report cli/fit cli/inspect cli/stage_result cli/status engine/progress "
+        "engine/status fit/cases fit/fit fit/render fit/request"
+    ),
+    "settings and presets before they are checked": "models/model train/settings fit/values submit/profile",
+    "values of the charts": "submit/values",
+    "Megatron-LM's and PyTorch's objects": (
+        "checkpoints/metadata train/data/index_child train/diagnose/flight_records checkpoints/convert/metadata"
+    ),
+    "configuration files of Hugging Face's models": (
+        "checkpoints/convert/huggingface checkpoints/convert/importer checkpoints/convert/exporter "
+        "checkpoints/convert/initial_weights checkpoints/model_record"
+    ),
 }
 """Modules with records without typed fields, by the kind of the records."""
 

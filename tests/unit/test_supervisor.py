@@ -13,8 +13,8 @@ pytestmark = pytest.mark.slow  # most of these tests wait for seconds
 SETUP = """
 import json, sys, time
 from tokenmill.errors import RequestError, Superseded
-from tokenmill.training.runtime import supervisor
-from tokenmill.training.runtime.log_monitor import LogMonitor, TrainingProgress
+from tokenmill.train.runtime import supervisor
+from tokenmill.train.runtime.log_monitor import LogMonitor, TrainingProgress
 supervisor.TASK_SECONDS = supervisor.STARTUP_TASK_SECONDS = 0.1
 counts = []
 def run(
@@ -197,8 +197,8 @@ def test_a_launcher_that_waits_after_its_ranks_is_ended(
     end, output = supervise(
         tmp_path,
         f"""
-from tokenmill.training.runtime.attempts import Attempt
-from tokenmill.training.runtime.verdict import decide_verdict
+from tokenmill.train.runtime.attempts import Attempt
+from tokenmill.train.runtime.verdict import decide_verdict
 supervisor.BARRIER_TIMEOUT_SECONDS = 1
 monitor = LogMonitor()
 launcher_exit = run("exec {sys.executable} launcher.py", monitor=monitor)

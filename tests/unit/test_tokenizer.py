@@ -14,16 +14,10 @@ from support.corpus import TOKENIZER as TINY
 from support.hub import Fault, Hub
 from support.tokenizer_files import bytes_vocabulary, write_tokenizer
 from tokenmill.errors import RequestError, TransientError
-from tokenmill.tokens.encoders import load_encoder
-from tokenmill.tokens.gate import Verdict
-from tokenmill.tokens.resolve import resolve
-from tokenmill.tokens.tokenizer import (
-    ResolvedTokenizer,
-    decode,
-    eod_warning,
-    resolve_tokenizer,
-    tokenizer_request,
-)
+from tokenmill.tokenize.encoders import load_encoder
+from tokenmill.tokenize.gate import Verdict
+from tokenmill.tokenize.resolve import resolve
+from tokenmill.tokenize.tokenizer import ResolvedTokenizer, decode, eod_warning, resolve_tokenizer, tokenizer_request
 
 pytestmark = pytest.mark.slow
 

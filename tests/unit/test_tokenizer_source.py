@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 
 from support.tokenizer_files import bytes_vocabulary, write_tokenizer
 from tokenmill.errors import RequestError
-from tokenmill.tokens.encoders import load_encoder
-from tokenmill.tokens.resolve import resolve
+from tokenmill.tokenize.encoders import load_encoder
+from tokenmill.tokenize.resolve import resolve
 
 pytestmark = pytest.mark.slow
 

@@ -1,4 +1,4 @@
-"""A stage that is added through the registry: it has plans, receipts, resume and lineage without changes in `flow`."""
+"""A stage that is added through the registry has plans, receipts, resume and lineage without changes in `engine`."""
 
 import json
 from dataclasses import dataclass
@@ -11,19 +11,19 @@ from support import stages
 from support.corpus import TOKENIZER
 from tokenmill.cli.stage_result import report
 from tokenmill.datasets.dataset import find_dataset, find_document, verify_outputs
+from tokenmill.engine.contract import Files, InputRange, Part, StageKind
+from tokenmill.engine.lineage import narrow
+from tokenmill.engine.planning import Request
+from tokenmill.engine.progress import Reporter
+from tokenmill.engine.record import Counts, Plan, Unit
+from tokenmill.engine.run import run_stage
+from tokenmill.engine.stage import Stage, StageRun
+from tokenmill.engine.stage_input import find_upstream
+from tokenmill.engine.status import list_statuses
+from tokenmill.engine.workspace import Workspace
 from tokenmill.errors import InputError, RequestError
-from tokenmill.flow.contract import Files, InputRange, Part, StageKind
-from tokenmill.flow.lineage import narrow
-from tokenmill.flow.planning import Request
-from tokenmill.flow.progress import Reporter
-from tokenmill.flow.record import Counts, Plan, Unit
-from tokenmill.flow.run import run_stage
-from tokenmill.flow.stage import Stage, StageRun
-from tokenmill.flow.stage_input import find_upstream
-from tokenmill.flow.status import list_statuses
-from tokenmill.flow.workspace import Workspace
+from tokenmill.records.suffixes import DATA_SUFFIXES
 from tokenmill.stages import registry
-from tokenmill.suffixes import DATA_SUFFIXES
 
 UPPERCASE = StageKind("uppercase", Files)
 

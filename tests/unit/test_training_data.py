@@ -22,17 +22,17 @@ from support.file_calls import read_log, start
 from support.mill import Mill
 from tokenmill.datasets.formats.indexed.reader import IndexedReader
 from tokenmill.datasets.split import split_ranges
+from tokenmill.datasets.training_data import TrainingData
 from tokenmill.errors import MachineError, RequestError, TokenmillError
-from tokenmill.training.data import blend
-from tokenmill.training.data.blend import collect_datasets
-from tokenmill.training.data.datasets import TrainingData
-from tokenmill.training.data.flags import cache_path, render_blend, write_data_arguments
-from tokenmill.training.data.index import build_index, remove_truncated_files
-from tokenmill.training.data.resolve import resolve as resolve_data
-from tokenmill.training.data.summary import summarize
-from tokenmill.training.model import Model
-from tokenmill.training.preflight import check_run
-from tokenmill.training.settings import (
+from tokenmill.models.model import Model
+from tokenmill.train.data import blend
+from tokenmill.train.data.blend import collect_datasets
+from tokenmill.train.data.flags import cache_path, render_blend, write_data_arguments
+from tokenmill.train.data.index import build_index, remove_truncated_files
+from tokenmill.train.data.resolve import resolve as resolve_data
+from tokenmill.train.data.summary import summarize
+from tokenmill.train.preflight import check_run
+from tokenmill.train.settings import (
     Blend,
     BlendPart,
     CheckpointSettings,

@@ -12,12 +12,12 @@ import tokenmill.data
 from support.commandline import tokenmill as run_tokenmill
 from support.mill import Mill
 from tokenmill.errors import RequestError
-from tokenmill.training.data.flags import write_data_arguments
-from tokenmill.training.data.resolve import resolve
-from tokenmill.training.frameworks import FRAMEWORKS, find_framework_problems, framework_command
-from tokenmill.training.model import load_preset
-from tokenmill.training.preflight import check_run
-from tokenmill.training.settings import (
+from tokenmill.models.model import load_preset
+from tokenmill.train.data.flags import write_data_arguments
+from tokenmill.train.data.resolve import resolve
+from tokenmill.train.frameworks import FRAMEWORKS, find_framework_problems, framework_command
+from tokenmill.train.preflight import check_run
+from tokenmill.train.settings import (
     MEGATRON_LM,
     Blend,
     BlendPart,

@@ -14,15 +14,15 @@ from tokenizers import AddedToken, Tokenizer
 from support.commandline import tokenmill
 from support.corpus import TOKENIZER as TINY
 from support.training_chart import check_flags
+from tokenmill.datasets.training_data import TrainingData
 from tokenmill.errors import RequestError
-from tokenmill.training import settings as s
-from tokenmill.training.checkpoints.identity import build_identity
-from tokenmill.training.data.datasets import TrainingData
-from tokenmill.training.data.flags import write_data_arguments
-from tokenmill.training.data.prompts import FORMATS, measure_conversations
-from tokenmill.training.data.resolve import resolve
-from tokenmill.training.data.summary import summarize
-from tokenmill.training.preflight import check_run
+from tokenmill.train import settings as s
+from tokenmill.train.data.flags import write_data_arguments
+from tokenmill.train.data.prompts import FORMATS, measure_conversations
+from tokenmill.train.data.resolve import resolve
+from tokenmill.train.data.summary import summarize
+from tokenmill.train.identity import build_identity
+from tokenmill.train.preflight import check_run
 
 pytestmark = pytest.mark.slow
 
@@ -97,7 +97,7 @@ def refusal(*args: Any, **more: Any) -> str:
 
 
 def arguments(data: TrainingData, run: s.Settings, directory: Path) -> list[str]:
-    from tokenmill.training.arguments import megatron_arguments
+    from tokenmill.train.arguments import megatron_arguments
 
     return megatron_arguments(run, write_data_arguments(data, run, directory))
 
@@ -159,7 +159,7 @@ def test_the_log_describes_rows_and_epochs(tokenizer: Path, make: Make) -> None:
 
 
 def test_the_identity_contains_the_format(tokenizer: Path, make: Make, tmp_path: Path) -> None:
-    from tokenmill.training.arguments import sft_arguments
+    from tokenmill.train.arguments import sft_arguments
 
     output = make("rows", [chat(number) for number in range(4)])
     identities = []

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from requests.structures import CaseInsensitiveDict
 
 from support.hub import Fault, Hub
-from tokenmill.corpus.retry import RetryableError
-from tokenmill.corpus.transfer import RateLimitGate, Transfer, retry_after_seconds
+from tokenmill.sources.retry import RetryableError
+from tokenmill.sources.transfer import RateLimitGate, Transfer, retry_after_seconds
 
 PLAIN, PACKED = b"plain text\n" * 100, bytes(range(256)) * 40
 

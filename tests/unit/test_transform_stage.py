@@ -19,18 +19,18 @@ from support.corpus import REPOSITORY, TOKENIZER
 from support.hub import Hub
 from support.runs import receipt
 from tokenmill.datasets.dataset import find_dataset, find_document
+from tokenmill.engine.contract import Part
+from tokenmill.engine.lineage import locate
+from tokenmill.engine.progress import Reporter
+from tokenmill.engine.record import Plan, StageRecord
+from tokenmill.engine.run import run_stage
+from tokenmill.engine.stage import StageRun
 from tokenmill.errors import InputError, RequestError, TransientError
-from tokenmill.flow.contract import Part
-from tokenmill.flow.lineage import locate
-from tokenmill.flow.progress import Reporter
-from tokenmill.flow.record import Plan, StageRecord
-from tokenmill.flow.run import run_stage
-from tokenmill.flow.stage import StageRun
 from tokenmill.stages.registry import TRANSFORM
-from tokenmill.stages.transform import TransformRecords, suggest_next
-from tokenmill.transforms import unit as unit_module
-from tokenmill.transforms.options import TransformOptions
-from tokenmill.transforms.types import RejectedRow
+from tokenmill.stages.transform import unit as unit_module
+from tokenmill.stages.transform.options import TransformOptions
+from tokenmill.stages.transform.stage import TransformRecords, suggest_next
+from tokenmill.stages.transform.types import RejectedRow
 
 Row = dict[str, Any]
 
@@ -185,7 +185,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "    if row['n'] == 3:\n        raise KeyError('messages')\n"
         "    return [row] if row['n'] == 5 else row\n"
         "def refuse(row):\n"
-        "    from tokenmill.transforms.types import RejectedRow\n"
+        "    from tokenmill.stages.transform.types import RejectedRow\n"
         "    if row['n'] in (3, 5):\n        raise RejectedRow(f\"n is {row['n']}\")\n"
         "    return row\n"
         "def surrogate(row):\n"
@@ -620,7 +620,7 @@ def test_parquet_has_the_same_records(tmp_path: Path, compression: str) -> None:
 
 
 def test_parquet_of_many_groups_and_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenmill.transforms.parquet.GROUP_BYTES", 100)
+    monkeypatch.setattr("tokenmill.stages.transform.parquet.GROUP_BYTES", 100)
     rows = [{"n": n, f"k{n % 3}": "x" * n} for n in range(50)]
     write(tmp_path / "in" / "a.jsonl", rows)
     stages.transform(

@@ -20,12 +20,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.errors import RequestError
-from tokenmill.transforms import builtin
-from tokenmill.transforms.call import TransformCall, parse_call
-from tokenmill.transforms.lines import encode_line, make_compressor, remove_nulls
-from tokenmill.transforms.load import is_portable, load_planned, load_transform, wrap_function
-from tokenmill.transforms.shards import FileSlice, assign_files, sample_shards
-from tokenmill.transforms.types import RejectedRow
+from tokenmill.stages.transform import builtin
+from tokenmill.stages.transform.call import TransformCall, parse_call
+from tokenmill.stages.transform.lines import encode_line, make_compressor, remove_nulls
+from tokenmill.stages.transform.load import is_portable, load_planned, load_transform, wrap_function
+from tokenmill.stages.transform.shards import FileSlice, assign_files, sample_shards
+from tokenmill.stages.transform.types import RejectedRow
 
 USER = {"role": "user", "content": "Hi"}
 GOOD = {"role": "assistant", "content": "Hello!"}
@@ -420,8 +420,8 @@ def test_module_of_the_current_directory_is_preferred_and_hides_no_other(tmp_pat
     (tmp_path / "helper_of_keep.py").write_text("ROW = {'n': 1}\n")
     (tmp_path / "wave.py").write_text("raise ValueError\n")
     code = (
-        "from tokenmill.transforms.call import parse_call\n"
-        "from tokenmill.transforms.load import load_transform\n"
+        "from tokenmill.stages.transform.call import parse_call\n"
+        "from tokenmill.stages.transform.load import load_transform\n"
         "print(load_transform(parse_call('colorsys:keep')).function({}))\n"
         "import wave\n"
     )
@@ -433,8 +433,8 @@ def test_module_of_the_current_directory_is_preferred_and_hides_no_other(tmp_pat
 def test_changed_function_has_another_hash(module: str, tmp_path: Path) -> None:
     path = tmp_path / f"{module}.py"
     code = (
-        "from tokenmill.transforms.call import parse_call\n"
-        "from tokenmill.transforms.load import load_transform\n"
+        "from tokenmill.stages.transform.call import parse_call\n"
+        "from tokenmill.stages.transform.load import load_transform\n"
         f"print(load_transform(parse_call('{module}:keep')).code)"
     )
     hashes = []
@@ -470,7 +470,9 @@ def test_module_that_fails_is_refused(module: str, tmp_path: Path, source: str, 
 
 
 def test_built_in_transform_of_a_module(module: str, tmp_path: Path) -> None:
-    (tmp_path / f"{module}.py").write_text("from tokenmill.transforms.builtin import sft\nmine = sft(input='q')\n")
+    (tmp_path / f"{module}.py").write_text(
+        "from tokenmill.stages.transform.builtin import sft\nmine = sft(input='q')\n"
+    )
     assert load_transform(parse_call(f"{module}:mine")).function({"q": 1, "output": 2}) == {"input": 1, "output": 2}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec import DecodeError, Struct
 
-from tokenmill.typed_json import decode_json
+from tokenmill.core.typed_json import decode_json
 
 
 class Record(Struct):
@@ -30,7 +30,7 @@ FIRST_USE = """
 import sys
 from threading import Barrier, Thread
 from msgspec import Struct, defstruct
-from tokenmill.typed_json import convert_json, decode_json
+from tokenmill.core.typed_json import convert_json, decode_json
 
 sys.setswitchinterval(1e-7)  # threads change in the middle of the first use of a type
 results = []

@@ -16,7 +16,7 @@ import pytest
 import zstandard
 
 from support.commandline import CommandResult, data_of, run_many, tokenmill
-from tokenmill.corpus.web import disposition_name
+from tokenmill.sources.web import disposition_name
 
 pytestmark = pytest.mark.slow
 

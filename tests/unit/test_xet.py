@@ -11,10 +11,10 @@ import pytest
 
 from support.commandline import CommandResult, data_of, finish, start, tokenmill
 from support.hub import Fault, Hub
-from tokenmill.corpus.factory import open_source
-from tokenmill.corpus.fetch import fetch_to
-from tokenmill.corpus.retry import RetryPolicy
 from tokenmill.errors import Stopped
+from tokenmill.sources.factory import open_source
+from tokenmill.sources.fetch import fetch_to
+from tokenmill.sources.retry import RetryPolicy
 
 pytestmark = pytest.mark.slow
 

@@ -35,7 +35,7 @@ megatron-training.directories, except `dataset`. Output: a path.
 {{- end }}
 
 {{/*
-Return the settings file that training pods mount and jobs/tokenmill/training/settings.py reads. Input: $. Output: JSON.
+Return the settings file that training pods mount and jobs/tokenmill/train/settings.py reads. Input: $. Output: JSON.
   settings.json: {{ include "megatron-training.settings" . | quote }}
 */}}
 {{- define "megatron-training.settings" -}}

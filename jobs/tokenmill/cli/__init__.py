@@ -14,9 +14,10 @@ from typing import NoReturn
 
 import typer
 
-from tokenmill import __version__, redaction
+from tokenmill import __version__
+from tokenmill.core import redaction
+from tokenmill.core.printing import printable_message
 from tokenmill.errors import TokenmillError
-from tokenmill.printing import printable_message
 
 app = typer.Typer(
     name="tokenmill",
@@ -88,7 +89,7 @@ def _explain_rest() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        from tokenmill.files.explain import explain_os_errors
+        from tokenmill.core.files.explain import explain_os_errors
 
         with explain_os_errors(Path(error.filename or "a file")):
             raise

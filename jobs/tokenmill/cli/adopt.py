@@ -7,8 +7,8 @@ import typer
 
 from tokenmill.cli import options as o
 from tokenmill.cli.groups import spread
-from tokenmill.options import RunOptions, WorkerOptions
-from tokenmill.tokens.options import TokenizerOptions
+from tokenmill.engine.options import RunOptions, WorkerOptions
+from tokenmill.tokenize.options import TokenizerOptions
 
 
 @spread
@@ -40,7 +40,7 @@ def adopt(
 ) -> None:
     """Verify and hash pairs that Megatron-LM, NeMo or another tool made, and record them as an output of preprocess."""
     from tokenmill.cli.stage_result import run_and_report
-    from tokenmill.files.explain import explain_os_errors
+    from tokenmill.core.files.explain import explain_os_errors
     from tokenmill.stages.adopt import Adopt, find_pairs
 
     with explain_os_errors(output or prefixes[0]):

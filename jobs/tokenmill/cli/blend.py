@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenmill.cli import options as o
-from tokenmill.printing import PrintedTable, align, format_share, printable
+from tokenmill.core.printing import PrintedTable, align, format_share, printable
 
 if TYPE_CHECKING:
     from tokenmill.datasets.split import DatasetLabels
-    from tokenmill.training.settings import BlendPart
+    from tokenmill.train.settings import BlendPart
 
 PART = "PART[=WEIGHT]"
 
@@ -52,12 +52,12 @@ def blend(
     ] = Path(),
 ) -> None:
     """Weight datasets against each other and write Megatron-LM's blend file (with --values, values for the chart)."""
+    from tokenmill.core.files.explain import explain_os_errors
+    from tokenmill.core.files.publish import write_atomic
     from tokenmill.errors import RequestError
-    from tokenmill.files.explain import explain_os_errors
-    from tokenmill.files.publish import write_atomic
-    from tokenmill.training import settings as s
-    from tokenmill.training.data.blend import collect_datasets
-    from tokenmill.training.data.flags import render_blend
+    from tokenmill.train import settings as s
+    from tokenmill.train.data.blend import collect_datasets
+    from tokenmill.train.data.flags import render_blend
 
     o.check_choice("--by", by, "tokens", "documents", "bytes", "given")
     if out.suffix in (".bin", ".idx") or (out.exists() and not out.is_file()):
@@ -104,7 +104,7 @@ def _option_labels() -> "DatasetLabels":
 def _parse_part(argument: str, root: Path) -> "BlendPart":
     """Split an argument into path and weight; a path that contains = needs a weight, or must exist."""
     from tokenmill.errors import RequestError
-    from tokenmill.training import settings as s
+    from tokenmill.train import settings as s
 
     path, equals, weight = argument.rpartition("=")
     if not equals or os.path.exists(root / argument):  # noqa: PTH110 - does not raise, however long the argument is

@@ -1,11 +1,11 @@
 """`tokenmill chat`: turn conversations into token ids and the mask of the trained tokens."""
 
-from tokenmill.chat.options import ChatOptions
 from tokenmill.cli import options as o
 from tokenmill.cli.groups import spread
 from tokenmill.cli.submittable import SubmittableCommand
-from tokenmill.corpus.options import SourceOptions
-from tokenmill.options import FileOptions, RunOptions, WorkerOptions
+from tokenmill.engine.options import FileOptions, RunOptions, WorkerOptions
+from tokenmill.sources.options import SourceOptions
+from tokenmill.stages.chat.options import ChatOptions
 
 
 @spread
@@ -24,7 +24,7 @@ def chat(
     """Render conversations with a chat template, and write their token ids and the mask of the trained ones."""
     from tokenmill.cli.sources import resolve_source
     from tokenmill.cli.stage_result import run_and_report
-    from tokenmill.stages.chat import Chat
+    from tokenmill.stages.chat.stage import Chat
 
     corpus, selection, target = resolve_source(Chat.kind, input, output, source, files, scratch)
     stage = Chat(

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli import options as o
-from tokenmill.printing import printable
+from tokenmill.core.printing import printable
 
 
 def check_data(
@@ -72,10 +72,10 @@ def check_data(
     """Check files, vocabulary and tokens of a run's data, and compare the samples that each framework reads."""
     if vocab_size is not None and model is not None:
         raise typer.BadParameter("--vocab-size and --model both set the model's vocabulary; use one of them")
-    from tokenmill.data_check.frameworks import choose_frameworks
-    from tokenmill.data_check.report import render_json, render_text
-    from tokenmill.data_check.request import CheckRequest
-    from tokenmill.data_check.run import check
+    from tokenmill.loaders.check.frameworks import choose_frameworks
+    from tokenmill.loaders.check.report import render_json, render_text
+    from tokenmill.loaders.check.request import CheckRequest
+    from tokenmill.loaders.check.run import check
 
     request = CheckRequest(
         path=path,
@@ -103,7 +103,7 @@ def _log(line: str) -> None:
 
 def _count_rows(model: str) -> int:
     """Return the rows of the embedding of a preset, as planning computes them without tensor parallelism."""
-    from tokenmill.data_check.files import PADDED_TO
-    from tokenmill.training.model import load_preset
+    from tokenmill.loaders.check.files import PADDED_TO
+    from tokenmill.models.model import load_preset
 
     return -(-load_preset(model).vocabulary_size // PADDED_TO) * PADDED_TO

@@ -32,15 +32,15 @@ def _check_directory(path: Path) -> None:
 @checkpoint.command("list", cls=Command)
 def list_(path: Checkpoints, json: o.Json = False) -> None:
     """List the checkpoints, oldest first: iteration, size, age and state; * marks the one that the tracker names."""
-    from tokenmill.printing import format_bytes, format_duration
-    from tokenmill.training.checkpoints.repair import (
+    from tokenmill.checkpoints.repair import (
         TRACKER,
         ForeignTracker,
         InvalidTracker,
         list_checkpoints,
         read_tracked_name,
     )
-    from tokenmill.training.checkpoints.torch_dist import RELEASE
+    from tokenmill.checkpoints.torch_dist import RELEASE
+    from tokenmill.core.printing import format_bytes, format_duration
 
     _check_directory(path)
     tracked_name, tracker_problem = None, None
@@ -94,8 +94,8 @@ def verify(
     json: o.Json = False,
 ) -> None:
     """Verify the checkpoint to resume from, with the hashes of --verify-integrity if it has any; exit 2 if damaged."""
+    from tokenmill.checkpoints.repair import TRACKER, examine_tracked
     from tokenmill.errors import InputError
-    from tokenmill.training.checkpoints.repair import TRACKER, examine_tracked
 
     _check_directory(path)
     tracked_checkpoint = examine_tracked(path, full=not quick)
@@ -143,8 +143,8 @@ def repair(
 
     No run may be using the directory.
     """
-    from tokenmill.flow.progress import Reporter
-    from tokenmill.training.checkpoints.repair import repair_checkpoints
+    from tokenmill.checkpoints.repair import repair_checkpoints
+    from tokenmill.engine.progress import Reporter
 
     _check_directory(path)
     start = repair_checkpoints(path, dry_run=dry_run, start_over=start_over, log=Reporter(json_lines=json).log)
@@ -184,10 +184,10 @@ def import_(
 
     Supported are Llama 3, Qwen 2.5, Qwen 3, Mistral, Mixtral and GPT-2. An interrupted import continues.
     """
+    from tokenmill.checkpoints.convert import importer
     from tokenmill.cli.model_source import open_model, parse_model_source
-    from tokenmill.files.explain import explain_os_errors
-    from tokenmill.flow.progress import Reporter
-    from tokenmill.training.convert import importer
+    from tokenmill.core.files.explain import explain_os_errors
+    from tokenmill.engine.progress import Reporter
 
     reporter = Reporter(json_lines=json)
     model_source = parse_model_source(source, revision)
@@ -238,10 +238,10 @@ def export(
 
     The number of GPUs and the parallelism of the run do not matter. An interrupted export continues.
     """
-    from tokenmill.files.explain import explain_os_errors
-    from tokenmill.flow.progress import Reporter
-    from tokenmill.training.convert.exporter import export_model, plan_export
-    from tokenmill.training.convert.importer import read_model_values
+    from tokenmill.checkpoints.convert.exporter import export_model, plan_export
+    from tokenmill.checkpoints.convert.importer import read_model_values
+    from tokenmill.core.files.explain import explain_os_errors
+    from tokenmill.engine.progress import Reporter
 
     reporter = Reporter(json_lines=json)
     plan = plan_export(path, iteration=iteration, model=None if model is None else read_model_values(model))

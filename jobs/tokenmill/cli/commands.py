@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 import typer
 from typer.core import TyperCommand
 
-from tokenmill.files.user_path import local_path
+from tokenmill.core.files.user_path import local_path
 
 COMMANDS = (
     "sample",

@@ -33,12 +33,12 @@ def compare(
     """Compare training runs: data and order first, then loss over tokens, throughput, stalls and settings."""
     import msgspec
 
-    from tokenmill.compare.page import write_page
-    from tokenmill.compare.report import compare_runs, to_builtins
-    from tokenmill.compare.run import parse_inputs
-    from tokenmill.compare.text import to_text
-    from tokenmill.html_page import check_target
-    from tokenmill.printing import printable
+    from tokenmill.core.printing import printable
+    from tokenmill.reports.compare.page import write_page
+    from tokenmill.reports.compare.report import compare_runs, to_builtins
+    from tokenmill.reports.compare.run import parse_inputs
+    from tokenmill.reports.compare.text import to_text
+    from tokenmill.reports.html_page import check_target
 
     if html is not None:
         check_target(html, "compare")

@@ -7,8 +7,8 @@ import typer
 from tokenmill.cli import options as o
 from tokenmill.cli.groups import spread
 from tokenmill.cli.submittable import SubmittableCommand
-from tokenmill.corpus.options import LineOptions
-from tokenmill.options import FileOptions, RunOptions, WorkerOptions
+from tokenmill.engine.options import FileOptions, RunOptions, WorkerOptions
+from tokenmill.sources.options import LineOptions
 
 
 @spread

@@ -9,9 +9,9 @@ from tokenmill.cli import options as o
 from tokenmill.cli.commands import address
 from tokenmill.cli.groups import spread
 from tokenmill.cli.submittable import SubmittableCommand
-from tokenmill.corpus.options import SourceOptions
-from tokenmill.corpus.schemes import format_addresses
-from tokenmill.options import FileOptions, RunOptions, WorkerOptions
+from tokenmill.engine.options import FileOptions, RunOptions, WorkerOptions
+from tokenmill.sources.options import SourceOptions
+from tokenmill.sources.schemes import format_addresses
 
 
 @spread
@@ -28,7 +28,7 @@ def download(
 ) -> None:
     """Fetch a corpus from the Hub, a bucket, the web or a disk, and check the hash of every file."""
     from tokenmill.cli.stage_result import run_and_report
-    from tokenmill.corpus.uri import normalize_source
+    from tokenmill.sources.uri import normalize_source
     from tokenmill.stages.download import Download
 
     selection = files.selection(source.sample, o.check_choice("--layout", layout, "flat", "tree"))

@@ -10,8 +10,8 @@ import typer
 from tokenmill.cli import options as o
 from tokenmill.cli.groups import spread
 from tokenmill.errors import RequestError
-from tokenmill.training import MAX_COUNT
-from tokenmill.training.planner.options import CheckpointOptions, EstimateOptions, LayoutConstraints, MachineOptions
+from tokenmill.fit.options import CheckpointOptions, EstimateOptions, LayoutConstraints, MachineOptions
+from tokenmill.models.defaults import MAX_COUNT
 
 
 @spread
@@ -43,10 +43,10 @@ def fit(
     json: o.Json = False,
 ) -> None:
     """List the layouts of a model that fit the GPUs, best first, with memory, bubble, batch and checkpoint."""
-    from tokenmill.training.planner.plan import LayoutRequest, make_plan
-    from tokenmill.training.planner.render import to_json, to_text
-    from tokenmill.training.planner.request import load_model, make_machines, resolve_storage
-    from tokenmill.training.planner.values import write_values
+    from tokenmill.fit.plan import LayoutRequest, make_plan
+    from tokenmill.fit.render import to_json, to_text
+    from tokenmill.fit.request import load_model, make_machines, resolve_storage
+    from tokenmill.fit.values import write_values
 
     if check is not None:
         _evaluate_file(check)
@@ -74,7 +74,7 @@ def fit(
 
 
 def _evaluate_file(file: Path) -> None:
-    from tokenmill.training.planner import cases
+    from tokenmill.fit import cases
 
     invalid: list[dict[str, Any]] = []
     total = 0

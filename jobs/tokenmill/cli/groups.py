@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from tokenmill.options import InvalidOption, Option
+from tokenmill.engine.options import InvalidOption, Option
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:

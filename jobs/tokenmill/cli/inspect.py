@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from tokenmill.cli import options as o
+from tokenmill.core.printing import printable
 from tokenmill.errors import RequestError
-from tokenmill.printing import printable
 
 if TYPE_CHECKING:
     from tokenmill.datasets.dataset import Dataset
-    from tokenmill.flow.contract import Origin, StageKind
-    from tokenmill.tokens.mask_view import MaskedSequence, SequenceDecoder
+    from tokenmill.engine.contract import Origin, StageKind
+    from tokenmill.tokenize.mask_view import MaskedSequence, SequenceDecoder
 
 
 def inspect(
@@ -64,7 +64,7 @@ def inspect(
         return
     sys.stdout.write("".join(f"{printable(line)}\n" for line in shown.lines))
     if shown.text is not None:
-        from tokenmill.tokens.mask_view import escape
+        from tokenmill.tokenize.mask_view import escape
 
         sys.stdout.write(f"{escape(shown.text)}\n")
     if shown.sequences is not None:
@@ -104,7 +104,7 @@ class _Shown(NamedTuple):
 
 def _is_only_pack(path: Path) -> bool:
     """Return whether a directory has an output of pack and no pairs."""
-    from tokenmill.flow.stage_input import find_records
+    from tokenmill.engine.stage_input import find_records
     from tokenmill.stages.registry import PACK
 
     return next(find_records(path, _pair_kinds()), None) is None and next(find_records(path, [PACK]), None) is not None
@@ -113,7 +113,7 @@ def _is_only_pack(path: Path) -> bool:
 def _show_output(path: Path) -> _Shown:
     """Describe an output: its pairs, or its shards if it is a pack without pairs next to it."""
     from tokenmill.datasets.dataset import find_dataset
-    from tokenmill.flow.record import describe_rejected
+    from tokenmill.engine.record import describe_rejected
     from tokenmill.stages.registry import PACK
 
     if _is_only_pack(path):
@@ -148,8 +148,8 @@ def _show_output(path: Path) -> _Shown:
 
 
 def _show_pack(dataset: "Dataset") -> _Shown:
-    from tokenmill.packing.contract import PackBasis, PackDetails
-    from tokenmill.packing.view import list_shards
+    from tokenmill.packs.contract import PackBasis, PackDetails
+    from tokenmill.packs.view import list_shards
 
     source, counts, output = dataset.manifest.source, dataset.manifest.counts, dataset.record.output
     basis = PackBasis.from_json(dataset.plan.basis)
@@ -182,9 +182,9 @@ def _show_pack(dataset: "Dataset") -> _Shown:
 
 def _show_document(path: Path, number: int, key: str | None, file: str | None, *, mask: bool) -> _Shown:
     from tokenmill.datasets.dataset import find_dataset, find_document
-    from tokenmill.tokens.encoder_store import Encoders
-    from tokenmill.tokens.mask_view import SequenceDecoder, read_masked_document
-    from tokenmill.tokens.tokenizer import decode
+    from tokenmill.tokenize.encoder_store import Encoders
+    from tokenmill.tokenize.mask_view import SequenceDecoder, read_masked_document
+    from tokenmill.tokenize.tokenizer import decode
 
     if _is_only_pack(path):
         raise RequestError(
@@ -217,9 +217,9 @@ def _show_document(path: Path, number: int, key: str | None, file: str | None, *
 
 def _show_row(path: Path, number: int, file: str | None, tokenizer: Path | None) -> _Shown:
     from tokenmill.datasets.dataset import find_dataset
-    from tokenmill.packing.view import find_tokenizer, read_packed_row
+    from tokenmill.packs.view import find_tokenizer, read_packed_row
     from tokenmill.stages.registry import PACK
-    from tokenmill.tokens.mask_view import SequenceDecoder
+    from tokenmill.tokenize.mask_view import SequenceDecoder
 
     dataset = find_dataset(path, [PACK])
     row = read_packed_row(dataset.record, dataset.plan, dataset.manifest, number, file)
@@ -238,7 +238,7 @@ def _show_row(path: Path, number: int, file: str | None, tokenizer: Path | None)
 
 def _describe_sequences(shown: _Shown) -> dict[str, Any]:
     """Return the JSON of the sequences: ids, spans of trained ids, and the text in trained and other parts."""
-    from tokenmill.tokens.mask_view import join_parts
+    from tokenmill.tokenize.mask_view import join_parts
 
     if shown.sequences is None or shown.decoder is None:
         return {}
@@ -260,7 +260,7 @@ def _describe_sequences(shown: _Shown) -> dict[str, Any]:
 
 
 def _print_sequences(shown: _Shown) -> None:
-    from tokenmill.tokens.mask_view import MaskPrinter
+    from tokenmill.tokenize.mask_view import MaskPrinter
 
     assert shown.sequences is not None and shown.decoder is not None  # noqa: S101
     printer = MaskPrinter()

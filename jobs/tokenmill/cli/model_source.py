@@ -8,11 +8,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from tokenmill.checkpoints.convert.huggingface import CONFIG, read_config
+from tokenmill.checkpoints.convert.importer import ModelOrigin
+from tokenmill.core.files.user_path import local_path
+from tokenmill.engine.progress import Reporter
 from tokenmill.errors import RequestError
-from tokenmill.files.user_path import local_path
-from tokenmill.flow.progress import Reporter
-from tokenmill.training.convert.huggingface import CONFIG, read_config
-from tokenmill.training.convert.importer import ModelOrigin
 
 FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
 """Patterns of the files of a model that an import reads."""
@@ -82,10 +82,10 @@ def _download(
     reporter: Reporter,
 ) -> str | None:
     """Download files of a model, with checked hashes, and return the commit."""
-    from tokenmill.corpus.options import SourceOptions
-    from tokenmill.flow.run import run_stage
-    from tokenmill.flow.stage import StageRun
-    from tokenmill.selection import Selection
+    from tokenmill.engine.run import run_stage
+    from tokenmill.engine.selection import Selection
+    from tokenmill.engine.stage import StageRun
+    from tokenmill.sources.options import SourceOptions
     from tokenmill.stages.download import Download
 
     selection = Selection(include=include, exclude=OTHER_FILES, split="any")

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli.commands import address
-from tokenmill.options import WorkerOptions
+from tokenmill.engine.options import WorkerOptions
 
 Input = Annotated[
     Path, typer.Argument(metavar="INPUT", help="Directory of a dataset, output of an earlier stage, or file.")

@@ -8,8 +8,8 @@ import typer
 from tokenmill.cli import options as o
 from tokenmill.cli.groups import spread
 from tokenmill.cli.submittable import SubmittableCommand
-from tokenmill.options import RunOptions, WorkerOptions
-from tokenmill.packing.options import PackOptions
+from tokenmill.engine.options import RunOptions, WorkerOptions
+from tokenmill.stages.pack.options import PackOptions
 
 
 @spread
@@ -27,7 +27,7 @@ def pack(
 ) -> None:
     """Pack sequences into rows of --pack-size tokens, in the format of Megatron-Bridge; no text is tokenized."""
     from tokenmill.cli.stage_result import run_and_report
-    from tokenmill.stages.pack import Pack
+    from tokenmill.stages.pack.stage import Pack
     from tokenmill.stages.registry import PACK, default_output
 
     stage = Pack(

@@ -3,9 +3,9 @@
 from tokenmill.cli import options as o
 from tokenmill.cli.groups import spread
 from tokenmill.cli.submittable import SubmittableCommand
-from tokenmill.corpus.options import SourceOptions
-from tokenmill.options import FileOptions, RunOptions, WorkerOptions
-from tokenmill.tokens.options import PreprocessOptions
+from tokenmill.engine.options import FileOptions, RunOptions, WorkerOptions
+from tokenmill.sources.options import SourceOptions
+from tokenmill.tokenize.options import PreprocessOptions
 
 
 @spread

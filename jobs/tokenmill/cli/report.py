@@ -69,16 +69,16 @@ def report(
     """Describe a dataset (size, sources, lengths, scripts, ids, duplicates, stages) or a training run."""
     import msgspec
 
-    from tokenmill.compare.report import replace_surrogates
-    from tokenmill.files.explain import explain_os_errors
-    from tokenmill.flow.progress import Reporter
-    from tokenmill.html_page import check_target
-    from tokenmill.printing import printable
-    from tokenmill.reporting.contract import Report
-    from tokenmill.reporting.dataset import DEFAULT_SEQ_LENGTH, ReportOptions, build_dataset_report, select_output
-    from tokenmill.reporting.page import COMMAND, write_page
-    from tokenmill.reporting.run import build_run_report, is_run
-    from tokenmill.reporting.text import to_text
+    from tokenmill.core.files.explain import explain_os_errors
+    from tokenmill.core.printing import printable
+    from tokenmill.engine.progress import Reporter
+    from tokenmill.reports.compare.report import replace_surrogates
+    from tokenmill.reports.contract import Report
+    from tokenmill.reports.dataset import DEFAULT_SEQ_LENGTH, ReportOptions, build_dataset_report, select_output
+    from tokenmill.reports.html_page import check_target
+    from tokenmill.reports.page import COMMAND, write_page
+    from tokenmill.reports.run import build_run_report, is_run
+    from tokenmill.reports.text import to_text
 
     if html is not None:
         check_target(html, COMMAND)

@@ -9,10 +9,10 @@ from tokenmill.cli import options as o
 from tokenmill.cli.commands import address
 from tokenmill.cli.groups import spread
 from tokenmill.cli.submittable import SubmittableCommand
-from tokenmill.corpus.options import SourceOptions
-from tokenmill.corpus.schemes import format_addresses
-from tokenmill.options import FileOptions, RunOptions, WorkerOptions
-from tokenmill.tokens.options import PreprocessOptions
+from tokenmill.engine.options import FileOptions, RunOptions, WorkerOptions
+from tokenmill.sources.options import SourceOptions
+from tokenmill.sources.schemes import format_addresses
+from tokenmill.tokenize.options import PreprocessOptions
 
 
 @spread
@@ -33,8 +33,8 @@ def run(
 ) -> None:
     """Run download, preprocess and verify; with the options also extract and concatenate."""
     from tokenmill.cli.stage_result import announcing_end, open_stage_run, report_pipeline, run_and_report
-    from tokenmill.corpus.uri import normalize_source
-    from tokenmill.pipeline import Pipeline
+    from tokenmill.pipelines.pipeline import Pipeline
+    from tokenmill.sources.uri import normalize_source
 
     pipeline = Pipeline(
         uri=normalize_source(uri),

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli import options as o
-from tokenmill.options import RunOptions
+from tokenmill.engine.options import RunOptions
 
 
 def sample(
@@ -16,9 +16,9 @@ def sample(
 ) -> None:
     """Try the pipeline: run text that ships with Python, as a directory of files, through all stages."""
     from tokenmill.cli.stage_result import open_stage_run, report_pipeline
-    from tokenmill.pipeline import Pipeline
-    from tokenmill.sample.harvest import NAME, harvest
-    from tokenmill.tokens.options import PreprocessOptions
+    from tokenmill.pipelines.pipeline import Pipeline
+    from tokenmill.pipelines.sample.harvest import NAME, harvest
+    from tokenmill.tokenize.options import PreprocessOptions
 
     corpus = output.resolve() / NAME  # the records contain this path, so it must be the same in every run
     harvested = harvest(corpus)

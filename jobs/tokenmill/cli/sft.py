@@ -5,21 +5,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tokenmill.chat.options import ChatOptions
 from tokenmill.cli import options as o
 from tokenmill.cli.commands import address
 from tokenmill.cli.groups import spread
 from tokenmill.cli.submittable import SubmittableCommand
-from tokenmill.corpus.options import SourceOptions
-from tokenmill.corpus.schemes import format_addresses
-from tokenmill.options import FileOptions, RunOptions, WorkerOptions
-from tokenmill.packing.options import FORMATS, RowOptions
+from tokenmill.engine.options import FileOptions, RunOptions, WorkerOptions
+from tokenmill.sources.options import SourceOptions
+from tokenmill.sources.schemes import format_addresses
+from tokenmill.stages.chat.options import ChatOptions
+from tokenmill.stages.pack.options import FORMATS, RowOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from tokenmill.flow.stage import StageRun
-    from tokenmill.sft import FineTuningData, SftDataset, StageResult
+    from tokenmill.engine.stage import StageRun
+    from tokenmill.pipelines.sft import FineTuningData, SftDataset, StageResult
 
 
 @spread
@@ -51,10 +51,10 @@ def sft(
 ) -> None:
     """Run chat, pack and verify: from conversations to packed rows for fine-tuning."""
     from tokenmill.cli.stage_result import announcing_end, open_stage_run, report
-    from tokenmill.corpus.uri import normalize_source
-    from tokenmill.packing.blend import ALL
-    from tokenmill.sft import FineTuningData, SftDataset
-    from tokenmill.tokens.stream import Stream
+    from tokenmill.pipelines.sft import FineTuningData, SftDataset
+    from tokenmill.sources.uri import normalize_source
+    from tokenmill.stages.pack.blend import ALL
+    from tokenmill.tokenize.stream import Stream
 
     o.check_choice("--packed-format", packed_format, *FORMATS)
     uri, selection = normalize_source(input), files.selection(source.sample)
@@ -125,13 +125,13 @@ def _load_blend(
     """Read a blend and find the files of its datasets; relative paths are relative to the directory of the file."""
     from dataclasses import replace
 
-    from tokenmill.corpus.uri import local_path
+    from tokenmill.core.files.codec import content_id
+    from tokenmill.core.files.paths import RECORDS_DIRECTORY
     from tokenmill.data_prep.blend import DataBlend
     from tokenmill.data_prep.sources import find_source, normalize_path
-    from tokenmill.files.codec import content_id
-    from tokenmill.files.paths import RECORDS_DIRECTORY
-    from tokenmill.sft import SftDataset
-    from tokenmill.tokens.stream import Stream
+    from tokenmill.pipelines.sft import SftDataset
+    from tokenmill.sources.uri import local_path
+    from tokenmill.tokenize.stream import Stream
 
     lists: dict[str, list[SftDataset]] = {}
     for name, datasets in DataBlend.load(path).splits.items():
@@ -155,10 +155,10 @@ def _report(data: "FineTuningData", results: "list[StageResult]", run: "StageRun
     import time
 
     from tokenmill.cli.stage_result import build_result, program
+    from tokenmill.core.printing import PrintedTable, align, format_duration
     from tokenmill.datasets.dataset import verify_outputs
+    from tokenmill.engine.record import describe_rejected
     from tokenmill.errors import InputError
-    from tokenmill.flow.record import describe_rejected
-    from tokenmill.printing import PrintedTable, align, format_duration
     from tokenmill.stages.registry import CHAT, KINDS
 
     started = time.monotonic()
@@ -204,7 +204,7 @@ def _describe_splits(packed: Path) -> list[str]:
     """Return the numbers of rows and tokens of each split, and where its files are."""
     import json
 
-    from tokenmill.packing.metadata import BLEND_FILE, METADATA_FILE
+    from tokenmill.stages.pack.metadata import BLEND_FILE, METADATA_FILE
 
     blend = json.loads((packed / BLEND_FILE).read_bytes())
     totals: dict[str, list[int]] = {}

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tokenmill.corpus.options import SourceOptions
-from tokenmill.options import FileOptions
+from tokenmill.engine.options import FileOptions
+from tokenmill.sources.options import SourceOptions
 
 if TYPE_CHECKING:
-    from tokenmill.flow.contract import StageKind
-    from tokenmill.selection import Selection
-    from tokenmill.tokens.stream import Stream
+    from tokenmill.engine.contract import StageKind
+    from tokenmill.engine.selection import Selection
+    from tokenmill.tokenize.stream import Stream
 
 
 def resolve_source(
@@ -22,9 +22,9 @@ def resolve_source(
     Raises:
         typer.BadParameter: an option needs a source, or a source has no output directory.
     """
-    from tokenmill.corpus.uri import normalize_source
+    from tokenmill.sources.uri import normalize_source
     from tokenmill.stages.registry import default_output
-    from tokenmill.tokens.stream import Stream
+    from tokenmill.tokenize.stream import Stream
 
     input, selection = normalize_source(input), files.selection(source.sample)
     if "://" not in input:

@@ -11,18 +11,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tokenmill.flow.announce import StageEnd
-from tokenmill.flow.metrics import StageCollector
-from tokenmill.flow.progress import Reporter
-from tokenmill.flow.record import StageRecord, describe_rejected
-from tokenmill.flow.run import run_stage
-from tokenmill.flow.stage import Stage, StageRun
-from tokenmill.flow.worker import Summary
-from tokenmill.metrics import MetricsExporter
-from tokenmill.notify.announcer import Announcer
-from tokenmill.options import RunOptions, WorkerOptions
-from tokenmill.pipeline import Pipeline
-from tokenmill.printing import PrintedTable, align, format_bytes, format_duration
+from tokenmill.core.printing import PrintedTable, align, format_bytes, format_duration
+from tokenmill.engine.announce import StageEnd
+from tokenmill.engine.exporter import MetricsExporter
+from tokenmill.engine.metrics import StageCollector
+from tokenmill.engine.notify.announcer import Announcer
+from tokenmill.engine.options import RunOptions, WorkerOptions
+from tokenmill.engine.progress import Reporter
+from tokenmill.engine.record import StageRecord, describe_rejected
+from tokenmill.engine.run import run_stage
+from tokenmill.engine.stage import Stage, StageRun
+from tokenmill.engine.worker import Summary
+from tokenmill.pipelines.pipeline import Pipeline
 from tokenmill.stages.registry import KINDS, PACK, PREPROCESS, TRANSFORM, default_output, get_stage
 
 
@@ -128,7 +128,7 @@ def _find_next(stage: str, output: Path) -> str:
     """Return the template of the next command; for transform, the rows that it wrote decide."""
     if stage != TRANSFORM.name:
         return get_stage(stage).next
-    from tokenmill.stages.transform import suggest_next
+    from tokenmill.stages.transform.stage import suggest_next
 
     return suggest_next(output)
 

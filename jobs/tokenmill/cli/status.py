@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenmill.cli import options as o
-from tokenmill.printing import format_bytes, format_duration, printable
+from tokenmill.core.printing import format_bytes, format_duration, printable
 
 if TYPE_CHECKING:
-    from tokenmill.flow.status import StageStatus
-    from tokenmill.submission.kubernetes import ObjectState
-    from tokenmill.submission.slurm import JobStates
+    from tokenmill.engine.status import StageStatus
+    from tokenmill.submit.kubernetes import ObjectState
+    from tokenmill.submit.slurm import JobStates
 
 
 def status(
@@ -30,8 +30,8 @@ def status(
 
     The progress has finished units and bytes, the rate, the time left, and failures with their reasons.
     """
+    from tokenmill.engine.status import list_statuses
     from tokenmill.errors import RequestError
-    from tokenmill.flow.status import list_statuses
     from tokenmill.stages.registry import KINDS
 
     jobs = _read_jobs(path, on, profiles)
@@ -48,12 +48,12 @@ def status(
 
 def _read_jobs(path: Path, on: str | None, profiles: Path | None) -> "list[JobStates | ObjectState]":
     """Return the submitted jobs that write to a directory: those that Slurm knows, and with a profile Kubernetes'."""
-    from tokenmill.submission import slurm
+    from tokenmill.submit import slurm
 
     if on is None or on in ("local", "slurm"):
         return [*slurm.read_states(path)]
-    from tokenmill.submission import kubernetes
-    from tokenmill.submission.profile import KubernetesProfile, read_profile
+    from tokenmill.submit import kubernetes
+    from tokenmill.submit.profile import KubernetesProfile, read_profile
 
     profile = read_profile(on, "status", profiles, Path.cwd())
     if isinstance(profile, KubernetesProfile):
@@ -69,7 +69,7 @@ def _describe_job(job: "JobStates | ObjectState") -> dict[str, Any]:
 
 
 def _print_statuses(statuses: "list[StageStatus]", *, json: bool) -> None:
-    from tokenmill.flow.record import describe_rejected
+    from tokenmill.engine.record import describe_rejected
 
     for stage_status in statuses:
         if json:

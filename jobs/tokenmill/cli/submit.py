@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 from tokenmill.cli import options as o
-from tokenmill.files.user_path import local_path
-from tokenmill.submission.call import Call, Step, Submission, make_name
-from tokenmill.submission.profile import LOCAL, KubernetesProfile, SlurmProfile, read_profile
+from tokenmill.core.files.user_path import local_path
+from tokenmill.submit.call import Call, Step, Submission, make_name
+from tokenmill.submit.profile import LOCAL, KubernetesProfile, SlurmProfile, read_profile
 
 PIPELINES = {"run": "preprocessed", "sft": ""}
 """Commands of several stages, each with the directory of its output that is verified at the end."""
@@ -43,7 +43,7 @@ def submit(call: Call, on: str, profiles: Path | str | None, job_name: str | Non
     if all(isinstance(profile, SlurmProfile) for profile in resolved):
         _submit_to_slurm(call, stages, [p for p in resolved if isinstance(p, SlurmProfile)], workers, job_name, dry_run)
     elif all(isinstance(profile, KubernetesProfile) for profile in resolved):
-        from tokenmill.submission import kubernetes
+        from tokenmill.submit import kubernetes
 
         pairs = [(stage, p) for stage, p in zip(stages, resolved, strict=True) if isinstance(p, KubernetesProfile)]
         release = kubernetes.make_release(call, dict(pairs), workers, job_name)
@@ -60,14 +60,14 @@ def _submit_to_slurm(
     job_name: str | None,
     dry_run: bool,
 ) -> None:
-    from tokenmill.submission import slurm
+    from tokenmill.submit import slurm
 
     output, nodes, gpus, name = _find_output(call), None, 0, job_name
     steps = [
         _make_step(call, stage, workers or profile.workers) for stage, profile in zip(stages, profiles, strict=True)
     ]
     if call.command == "train":
-        from tokenmill.training.settings import read_settings
+        from tokenmill.train.settings import read_settings
 
         settings = read_settings(Path(call.arguments[0]))
         output, nodes, name = Path(settings.checkpoint.path), settings.training.nodes, name or settings.release

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 from typer.core import TyperOption
 
 from tokenmill.cli.commands import Command
-from tokenmill.submission.call import Call, OptionValue
+from tokenmill.submit.call import Call, OptionValue
 
 SUBMISSION_OPTIONS = ("on", "profiles", "job_name", "dry_run")
 

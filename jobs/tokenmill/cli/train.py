@@ -12,7 +12,7 @@ from tokenmill.cli import options as o
 from tokenmill.cli.commands import CommandWithSubcommands
 from tokenmill.cli.groups import spread
 from tokenmill.cli.submittable import SubmittableCommand
-from tokenmill.options import MetricsOptions, NotifyOptions
+from tokenmill.engine.options import MetricsOptions, NotifyOptions
 
 
 @spread
@@ -32,8 +32,8 @@ def train(
     ] = False,
 ) -> None:
     """Start and supervise a Megatron-LM run: exit 0 only at its target, 143 to be retried, 2 if no retry can help."""
-    from tokenmill.training.runtime import run
-    from tokenmill.training.runtime.prepare import prepare
+    from tokenmill.train.runtime import run
+    from tokenmill.train.runtime.prepare import prepare
 
     if build_index:
         run.build_sample_index(settings)
@@ -60,10 +60,10 @@ def diagnose(
     """Name the ranks for which a hung run waits, and the operation, from stacks and flight-recorder dumps."""
     import msgspec
 
-    from tokenmill.compare.report import replace_surrogates
-    from tokenmill.training.diagnose import report
-    from tokenmill.training.diagnose.evidence import read_evidence
-    from tokenmill.training.diagnose.text import to_text
+    from tokenmill.reports.compare.report import replace_surrogates
+    from tokenmill.train.diagnose import report
+    from tokenmill.train.diagnose.evidence import read_evidence
+    from tokenmill.train.diagnose.text import to_text
 
     result = report.diagnose(read_evidence(directory))
     if json:

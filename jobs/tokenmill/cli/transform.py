@@ -3,9 +3,9 @@
 from tokenmill.cli import options as o
 from tokenmill.cli.groups import spread
 from tokenmill.cli.submittable import SubmittableCommand
-from tokenmill.corpus.options import SourceOptions
-from tokenmill.options import FileOptions, RunOptions, WorkerOptions
-from tokenmill.transforms.options import TransformOptions
+from tokenmill.engine.options import FileOptions, RunOptions, WorkerOptions
+from tokenmill.sources.options import SourceOptions
+from tokenmill.stages.transform.options import TransformOptions
 
 
 @spread
@@ -24,7 +24,7 @@ def transform(
     """Change each record of JSONL, Parquet, Arrow or JSON with a function, and write JSONL in shards."""
     from tokenmill.cli.sources import resolve_source
     from tokenmill.cli.stage_result import run_and_report
-    from tokenmill.stages.transform import TransformRecords
+    from tokenmill.stages.transform.stage import TransformRecords
 
     corpus, selection, target = resolve_source(TransformRecords.kind, input, output, source, files, scratch)
     stage = TransformRecords(

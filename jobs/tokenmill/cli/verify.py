@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli import options as o
+from tokenmill.core.printing import printable
 from tokenmill.errors import InputError
-from tokenmill.printing import printable
 
 
 def verify(

@@ -3,32 +3,14 @@
     samples = tokenmill.data.open("corpus/tokenized", seq_length=4096, samples=1_000_000)
     batch = samples.batch([0, 1, 2, 3])
 
-`tokenmill.datasets` opens the pairs. Modules; each module uses only modules above it:
-
-    identity        what determines the samples; fingerprints, differences
-    run_record      the record of a run's data
-    batch           the arrays of a batch; boundaries of documents
-    epochs          the number of epochs and samples
-    pair_order      the permutations of one pair
-    order_store     keeps large orders in files
-    draws           the draws of a blend
-    pair_samples    locates and reads the samples of one pair
-    sample_sources  the sources of samples: pairs, random tokens
-    packed_samples  the source of packed rows
-    samples         the samples of a run: batches, digests, origins
-    pack_source     finds packed rows
-    pair_blend      Megatron-LM's rules for blends and epochs
-    opening         `open`
-    order           which sample each rank takes at each step
-
-`tokenmill.loaders` hands the samples to training programs, docs/frameworks.md shows how.
+This is the public interface of `tokenmill.samples`.
 """
 
-from tokenmill.data.batch import IGNORED, Batch
-from tokenmill.data.identity import DataIdentity, list_differences
-from tokenmill.data.opening import open
-from tokenmill.data.order import Order
-from tokenmill.data.samples import SampleDigest, SampleOrigin, Samples
+from tokenmill.samples.batch import IGNORED, Batch
+from tokenmill.samples.identity import DataIdentity, list_differences
+from tokenmill.samples.opening import open
+from tokenmill.samples.order import Order
+from tokenmill.samples.samples import SampleDigest, SampleOrigin, Samples
 
 __all__ = [
     "IGNORED",

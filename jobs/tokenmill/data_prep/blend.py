@@ -14,11 +14,11 @@ from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from tokenmill.core.files.explain import explain_os_errors
+from tokenmill.core.files.user_path import local_path, read_named_file
 from tokenmill.data_prep.config import InvalidField
 from tokenmill.datasets.split import FILE_NAMES
-from tokenmill.files.explain import explain_os_errors
-from tokenmill.files.user_path import local_path, read_named_file
-from tokenmill.flow.progress import Reporter
+from tokenmill.engine.progress import Reporter
 
 ALL = "all"
 """The name of the only list of a blend without splits."""

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from tokenmill.core.files.user_path import local_path
+from tokenmill.engine.options import parse_byte_size
 from tokenmill.errors import RequestError
-from tokenmill.files.user_path import local_path
-from tokenmill.options import parse_byte_size
-from tokenmill.transforms.types import Transform
+from tokenmill.stages.transform.types import Transform
 
 DEFAULT_SHARD_SIZE = "256MB"
 """Bytes of input for a shard, unless the configuration sets a number of shards."""

@@ -17,8 +17,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 
-from tokenmill.chat.options import ChatOptions
-from tokenmill.chat.template import BUILTIN
+from tokenmill.core.files.codec import content_id
+from tokenmill.core.files.explain import explain_os_errors
+from tokenmill.core.files.hashing import sha256_of
+from tokenmill.core.files.paths import safe_name
+from tokenmill.core.files.tree import Tree
 from tokenmill.data_prep.blend import SourceDataset
 from tokenmill.data_prep.config import (
     ChatSftOutputConfig,
@@ -30,30 +33,27 @@ from tokenmill.data_prep.config import (
 from tokenmill.data_prep.filters import RowFilter
 from tokenmill.data_prep.sources import DatasetSource, find_source, source_options
 from tokenmill.datasets.contract import PairBasis, ResolvedTokenizer
-from tokenmill.files.codec import content_id
-from tokenmill.files.explain import explain_os_errors
-from tokenmill.files.hashing import sha256_of
-from tokenmill.files.paths import safe_name
-from tokenmill.files.tree import Tree
-from tokenmill.flow.record import Manifest, StageRecord
-from tokenmill.flow.run import run_stage
-from tokenmill.flow.stage import Stage, StageRun
-from tokenmill.flow.stage_input import find_records
-from tokenmill.flow.worker import Summary
-from tokenmill.selection import Selection
-from tokenmill.stages.chat import Chat
+from tokenmill.engine.record import Manifest, StageRecord
+from tokenmill.engine.run import run_stage
+from tokenmill.engine.selection import Selection
+from tokenmill.engine.stage import Stage, StageRun
+from tokenmill.engine.stage_input import find_records
+from tokenmill.engine.worker import Summary
+from tokenmill.stages.chat.options import ChatOptions
+from tokenmill.stages.chat.stage import Chat
+from tokenmill.stages.chat.template import BUILTIN
 from tokenmill.stages.download import Download
 from tokenmill.stages.pairs import FindTokenizer
 from tokenmill.stages.preprocess import Preprocess
 from tokenmill.stages.registry import CHAT, DOWNLOAD, KINDS, PREPROCESS, TRANSFORM, default_output
-from tokenmill.stages.transform import TransformRecords
-from tokenmill.tokens.options import EncodingOptions, PreprocessOptions
-from tokenmill.tokens.stream import Stream
-from tokenmill.transforms.builtin import passthrough
-from tokenmill.transforms.load import wrap_function
-from tokenmill.transforms.options import ZSTD, TransformOptions
-from tokenmill.transforms.shards import count_shards, sample_shards
-from tokenmill.transforms.types import Transform
+from tokenmill.stages.transform.builtin import passthrough
+from tokenmill.stages.transform.load import wrap_function
+from tokenmill.stages.transform.options import ZSTD, TransformOptions
+from tokenmill.stages.transform.shards import count_shards, sample_shards
+from tokenmill.stages.transform.stage import TransformRecords
+from tokenmill.stages.transform.types import Transform
+from tokenmill.tokenize.options import EncodingOptions, PreprocessOptions
+from tokenmill.tokenize.stream import Stream
 
 ALL_FILES = Selection(split="any")
 """The files of an earlier stage: the selection of files has applied to their sources."""

@@ -5,7 +5,7 @@ A filter returns the record unchanged, or None to leave it out; the stage counts
 
 from dataclasses import dataclass
 
-from tokenmill.transforms.types import Record
+from tokenmill.stages.transform.types import Record
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tokenmill.core.files.codec import read_json, readable_json
+from tokenmill.core.files.explain import explain_os_errors
+from tokenmill.core.files.lease import remove_abandoned
+from tokenmill.core.files.paths import RECORDS_DIRECTORY
+from tokenmill.core.files.tree import Tree
 from tokenmill.data_prep.config import InvalidField
 from tokenmill.datasets.split import FILE_NAMES
-from tokenmill.files.codec import read_json, readable_json
-from tokenmill.files.explain import explain_os_errors
-from tokenmill.files.lease import remove_abandoned
-from tokenmill.files.paths import RECORDS_DIRECTORY
-from tokenmill.files.tree import Tree
 
 BLEND_FILE = "blend.json"
 ARGUMENTS_FILE = "blend.txt"

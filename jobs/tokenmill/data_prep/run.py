@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
+from tokenmill.core.files.codec import content_id
 from tokenmill.data_prep.blend import ALL, DataBlend, flatten
 from tokenmill.data_prep.config import (
     BinIdxOutputConfig,
@@ -39,18 +40,17 @@ from tokenmill.data_prep.shards import DatasetShard, assign_splits, weigh_shards
 from tokenmill.data_prep.sources import normalize_path
 from tokenmill.datasets.split import FILE_NAMES
 from tokenmill.datasets.weighted import MAX_PAIRS
-from tokenmill.files.codec import content_id
-from tokenmill.flow.progress import Reporter
-from tokenmill.flow.record import StageRecord
-from tokenmill.flow.signals import STOP
-from tokenmill.flow.stage import StageRun
-from tokenmill.flow.worker import Summary
-from tokenmill.packing.blend import BlendedDataset, make_blend
-from tokenmill.packing.contract import SHARD
-from tokenmill.packing.options import DROP, SPLIT, PackOptions
-from tokenmill.stages.pack import Pack
+from tokenmill.engine.progress import Reporter
+from tokenmill.engine.record import StageRecord
+from tokenmill.engine.signals import STOP
+from tokenmill.engine.stage import StageRun
+from tokenmill.engine.worker import Summary
+from tokenmill.packs.contract import SHARD
+from tokenmill.stages.pack.blend import BlendedDataset, make_blend
+from tokenmill.stages.pack.options import DROP, SPLIT, PackOptions
+from tokenmill.stages.pack.stage import Pack
 from tokenmill.stages.registry import PACK
-from tokenmill.transforms.shards import count_shards
+from tokenmill.stages.transform.shards import count_shards
 
 PACK_SEED = 42
 """The seed of packing, which the original interface does not let the caller choose."""

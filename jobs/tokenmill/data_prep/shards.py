@@ -24,7 +24,7 @@ class DatasetShard(NamedTuple):
 
 def sample_shards(shards: Sequence[int], name: str, config: PipelineConfig) -> list[int]:
     """Return the shards that `config.sample` selects, in their order; the seed depends on the dataset's name."""
-    from tokenmill.transforms.shards import sample_shards as choose
+    from tokenmill.stages.transform.shards import sample_shards as choose
 
     if config.sample is None:
         return list(shards)

@@ -15,22 +15,22 @@ from pathlib import Path
 
 import msgspec
 
-from tokenmill.corpus.factory import open_source
-from tokenmill.corpus.listing import select
-from tokenmill.corpus.options import SourceOptions
-from tokenmill.corpus.retry import RetryPolicy
-from tokenmill.corpus.uri import local_path, normalize_source
+from tokenmill.core.files.codec import read_json, readable_json
+from tokenmill.core.files.tree import Tree
+from tokenmill.core.typed_json import convert_json
 from tokenmill.data_prep.blend import SourceDataset
 from tokenmill.data_prep.config import InvalidField
+from tokenmill.engine.selection import Selection, detect_split, matches
+from tokenmill.engine.signals import stop_requested
+from tokenmill.engine.stage_input import find_upstream
 from tokenmill.errors import RequestError
-from tokenmill.files.codec import read_json, readable_json
-from tokenmill.files.tree import Tree
-from tokenmill.flow.signals import stop_requested
-from tokenmill.flow.stage_input import find_upstream
-from tokenmill.selection import Selection, detect_split, matches
+from tokenmill.records.suffixes import DATA_SUFFIXES, is_data_file
+from tokenmill.sources.factory import open_source
+from tokenmill.sources.listing import select
+from tokenmill.sources.options import SourceOptions
+from tokenmill.sources.retry import RetryPolicy
+from tokenmill.sources.uri import local_path, normalize_source
 from tokenmill.stages.registry import TRANSFORM, earlier_kinds
-from tokenmill.suffixes import DATA_SUFFIXES, is_data_file
-from tokenmill.typed_json import convert_json
 
 _HUB_NAME = re.compile(r"hf://(?!datasets/)([\w.-]+/[\w.-]+.*)")
 _NO_WORD = "[!A-Za-z0-9]"

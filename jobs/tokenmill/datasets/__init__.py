@@ -7,6 +7,7 @@ Modules; each module uses only modules above it:
     contract      the records of plans of pairs: preprocess, adopt, chat
     sampled_hash  a hash of some blocks of a file
     weighted      the records of pairs, and of the datasets of a list with their shares
+    training_data the record of all data of a run: lists of datasets, split, tokenizer
     dataset       a finished output of pairs: its files, documents, tokenizer; verify
     blend_file    reads Megatron-LM's files of datasets
     sources       opens what a user names: an output, one pair of it, a pair without a record

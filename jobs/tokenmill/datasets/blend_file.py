@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from tokenmill.core.files.user_path import local_path, read_named_file
+from tokenmill.core.typed_json import decode_json
 from tokenmill.datasets.split import FILE_NAMES
 from tokenmill.errors import RequestError
-from tokenmill.files.user_path import local_path, read_named_file
-from tokenmill.typed_json import decode_json
 
 MAX_BYTES = 64 << 20
 """The largest size of a blend file; 32,766 long paths have 8 MB."""

@@ -5,17 +5,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from tokenmill.flow.contract import (
-    Count,
-    FileEntry,
-    Hash,
-    InputFile,
-    Name,
-    Record,
-    StageKind,
-    check_path,
-)
-from tokenmill.flow.record import Plan
+from tokenmill.engine.contract import Count, FileEntry, Hash, InputFile, Name, Record, StageKind, check_path
+from tokenmill.engine.record import Plan
 
 CHAT_KEY, MASK_KEY = "chat", "mask"
 """The keys of the two pairs of each unit of chat: `<name>_chat_document` and `<name>_mask_document`."""

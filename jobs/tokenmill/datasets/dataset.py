@@ -11,20 +11,20 @@ from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 
+from tokenmill.core.files.hashing import has_sha256, hash_file
+from tokenmill.core.files.mounts import directory_cache_seconds, retry_while_stale
+from tokenmill.core.files.paths import join_inside
+from tokenmill.core.files.tree import UnexpectedEntry
+from tokenmill.core.printing import format_bytes
 from tokenmill.datasets import formats
 from tokenmill.datasets.contract import PREPROCESS, PairBasis, ResolvedTokenizer, parse_basis, parse_tokenizer
 from tokenmill.datasets.formats.base import Format
 from tokenmill.datasets.weighted import Pair
+from tokenmill.engine.contract import COPIED, IN_PLACE, FileEntry, StageKind
+from tokenmill.engine.lineage import locate
+from tokenmill.engine.record import Manifest, Plan, StageRecord, complete, describe_rejected, make_manifest
+from tokenmill.engine.stage_input import describe_unfinished, find_records, select_records
 from tokenmill.errors import VERIFY_HASHES_OPTION, RequestError
-from tokenmill.files.hashing import has_sha256, hash_file
-from tokenmill.files.mounts import directory_cache_seconds, retry_while_stale
-from tokenmill.files.paths import join_inside
-from tokenmill.files.tree import UnexpectedEntry
-from tokenmill.flow.contract import COPIED, IN_PLACE, FileEntry, StageKind
-from tokenmill.flow.lineage import locate
-from tokenmill.flow.record import Manifest, Plan, StageRecord, complete, describe_rejected, make_manifest
-from tokenmill.flow.stage_input import describe_unfinished, find_records, select_records
-from tokenmill.printing import format_bytes
 
 _ADOPTED_REMEDIES: dict[str, str] = {
     IN_PLACE: "restore the pair that was adopted; or make it again with the tool that made it, and run the same "

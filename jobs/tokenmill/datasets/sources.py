@@ -6,25 +6,19 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tokenmill.core.files.user_path import local_path
 from tokenmill.datasets.blend_file import WeightedSource
 from tokenmill.datasets.contract import CHAT, PREPROCESS
-from tokenmill.datasets.dataset import (
-    Dataset,
-    check_same_tokenizer,
-    find_dataset,
-    find_pair_record,
-    open_dataset,
-)
+from tokenmill.datasets.dataset import Dataset, check_same_tokenizer, find_dataset, find_pair_record, open_dataset
 from tokenmill.datasets.formats.indexed.reader import IndexedReader
 from tokenmill.datasets.split import DatasetLabels
 from tokenmill.datasets.weighted import Pair, WeightedDataset
+from tokenmill.engine.stage_input import find_records
 from tokenmill.errors import VERIFY_HASHES_OPTION, RequestError
-from tokenmill.files.user_path import local_path
-from tokenmill.flow.stage_input import find_records
 
 if TYPE_CHECKING:
-    from tokenmill.flow.contract import FileEntry
-    from tokenmill.flow.record import StageRecord
+    from tokenmill.engine.contract import FileEntry
+    from tokenmill.engine.record import StageRecord
 
 
 class SourceOpener:

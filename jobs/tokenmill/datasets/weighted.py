@@ -6,9 +6,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tokenmill.core.files.codec import content_id
 from tokenmill.datasets.split import SPLITS, split_ranges
-from tokenmill.files.codec import content_id
-from tokenmill.flow.contract import Origin, Part
+from tokenmill.engine.contract import Origin, Part
 
 if TYPE_CHECKING:
     from tokenmill.datasets.formats.indexed.reader import IndexedReader

@@ -5,8 +5,8 @@ DeepSpeed's own loader (`initialize(training_data=...)`) shuffles in its own ord
 
 from typing import Any
 
-from tokenmill.data import Samples
 from tokenmill.loaders.torch import Loader
+from tokenmill.samples.samples import Samples
 
 try:
     import torch.distributed as dist

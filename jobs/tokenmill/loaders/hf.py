@@ -9,10 +9,10 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tokenmill.data import Samples
 from tokenmill.errors import RequestError
 from tokenmill.loaders.state import LoaderState, check_state, log_batch_change, log_start, mark
 from tokenmill.loaders.torch import Tensors, read_batch
+from tokenmill.samples.samples import Samples
 
 try:
     import torch

@@ -7,10 +7,10 @@ Lightning adds its distributed sampler only to torch's DataLoader; the loader he
 
 from collections.abc import Iterator, Mapping
 
-from tokenmill.data import Samples
 from tokenmill.errors import RequestError
 from tokenmill.loaders.state import LoaderState, check_state, log_batch_change, mark
 from tokenmill.loaders.torch import Loader, LoaderMetrics, Tensors
+from tokenmill.samples.samples import Samples
 
 try:
     from lightning.pytorch import LightningDataModule, Trainer

@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tokenmill.data.opening import DEFAULT_SPLIT, SYNTHETIC, Source, parse_source
-from tokenmill.data.pack_source import find_pack
-from tokenmill.data.pair_blend import choose_weights
+from tokenmill.core.files.codec import content_id, readable_json
+from tokenmill.core.files.publish import write_atomic
+from tokenmill.core.files.user_path import local_path
 from tokenmill.datasets.blend_file import WeightedSource
 from tokenmill.datasets.sources import open_pairs
 from tokenmill.datasets.split import FILE_NAMES, SPLITS
 from tokenmill.datasets.weighted import WeightedDataset
 from tokenmill.errors import RequestError
-from tokenmill.files.codec import content_id, readable_json
-from tokenmill.files.publish import write_atomic
-from tokenmill.files.user_path import local_path
+from tokenmill.samples.opening import DEFAULT_SPLIT, SYNTHETIC, Source, parse_source
+from tokenmill.samples.pack_source import find_pack
+from tokenmill.samples.pair_blend import choose_weights
 
 SURPLUS = 0.005
 """Megatron-Core's default of mid_level_dataset_surplus."""

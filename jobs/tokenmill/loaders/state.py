@@ -1,7 +1,7 @@
 """The position of a run in its samples: what every loader stores in a checkpoint, and checks when a run resumes.
 
-The position is one number, the samples that all ranks together have consumed (`tokenmill.data.order`). Each rank stores
-the same state, so any rank's state resumes any rank, on any number of ranks.
+The position is one number, the samples that all ranks together have consumed (`tokenmill.samples.order`). Each rank
+stores the same state, so any rank's state resumes any rank, on any number of ranks.
 """
 
 import logging
@@ -10,10 +10,11 @@ from typing import Annotated
 
 import msgspec
 
-from tokenmill.data import DataIdentity, Samples, list_differences
+from tokenmill.core.printing import printable
+from tokenmill.core.typed_json import convert_json, decode_json
 from tokenmill.errors import RequestError
-from tokenmill.printing import printable
-from tokenmill.typed_json import convert_json, decode_json
+from tokenmill.samples.identity import DataIdentity, list_differences
+from tokenmill.samples.samples import Samples
 
 FORMAT = 1
 """The version of the state."""

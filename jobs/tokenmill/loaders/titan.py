@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from tokenmill.data import Samples
-from tokenmill.data import open as open_samples
-from tokenmill.data.batch import Documents
 from tokenmill.errors import RequestError
 from tokenmill.loaders.torch import Loader, LoaderMetrics
+from tokenmill.samples.batch import Documents
+from tokenmill.samples.opening import open as open_samples
+from tokenmill.samples.samples import Samples
 
 try:
     import torch

@@ -12,9 +12,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from tokenmill.data import IGNORED, Batch, Order, Samples
 from tokenmill.errors import RequestError
 from tokenmill.loaders.state import LoaderState, check_state, log, log_batch_change, log_start, mark
+from tokenmill.samples.batch import IGNORED, Batch
+from tokenmill.samples.order import Order
+from tokenmill.samples.samples import Samples
 
 try:
     import torch

@@ -16,13 +16,13 @@ Data flows through download, extract, concatenate and preprocess, in this order,
 transform, chat and pack. `extract`, `concatenate` and `transform` are optional: `preprocess` and `chat` also read
 compressed files, and group files themselves. `adopt` is used instead of these stages for pairs that another tool made.
 
-Each stage is a dataclass derived from `flow.stage.Stage`:
+Each stage is a dataclass derived from `engine.stage.Stage`:
 
 - `prepare` returns a `Request`: the parameters of the stage and the state of its input as JSON, and a function that
   makes the plan. The plan lists all units and is stored in `plan.json`.
 - `do` does one unit in a `Workspace` and returns its numbers of records.
 
-`flow` does everything else. It assigns units to workers, and writes a receipt for each finished unit and a manifest
+`engine` does everything else. It assigns units to workers, and writes a receipt for each finished unit and a manifest
 when all units are finished. The same command, run again, reads the plan and does only the units without
 a valid receipt.
 """

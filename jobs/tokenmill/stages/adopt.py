@@ -15,13 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from tokenmill.core.files.codec import content_id
+from tokenmill.core.files.named_file import open_file
+from tokenmill.core.files.paths import safe_name
+from tokenmill.core.files.tree import Tree
 from tokenmill.datasets.contract import PREPROCESS, PairBasis, PairDetails, PairSpec, parse_basis, parse_tokenizer
-from tokenmill.errors import InputError, RequestError, TransientError
-from tokenmill.files.codec import content_id
-from tokenmill.files.named_file import open_file
-from tokenmill.files.paths import safe_name
-from tokenmill.files.tree import Tree
-from tokenmill.flow.contract import (
+from tokenmill.engine.contract import (
     COPIED,
     IN_PLACE,
     Adopted,
@@ -32,21 +31,22 @@ from tokenmill.flow.contract import (
     Origin,
     Upstream,
 )
-from tokenmill.flow.lineage import narrow, source_parts
-from tokenmill.flow.output_names import make_distinct
-from tokenmill.flow.planning import Request, check_no_foreign_files
-from tokenmill.flow.progress import Reporter
-from tokenmill.flow.record import Counts, Plan, StageRecord, Unit
-from tokenmill.flow.stage import Stage, StageRun
-from tokenmill.flow.workspace import OutputFile, Workspace
-from tokenmill.inputs import walk_files
-from tokenmill.tokens.encoder_store import Encoders
-from tokenmill.tokens.engines import REFERENCE
-from tokenmill.tokens.options import PreprocessOptions, TokenizerOptions
-from tokenmill.tokens.tokenizer import tokenizer_request
+from tokenmill.engine.inputs import walk_files
+from tokenmill.engine.lineage import narrow, source_parts
+from tokenmill.engine.output_names import make_distinct
+from tokenmill.engine.planning import Request, check_no_foreign_files
+from tokenmill.engine.progress import Reporter
+from tokenmill.engine.record import Counts, Plan, StageRecord, Unit
+from tokenmill.engine.stage import Stage, StageRun
+from tokenmill.engine.workspace import OutputFile, Workspace
+from tokenmill.errors import InputError, RequestError, TransientError
+from tokenmill.tokenize.encoder_store import Encoders
+from tokenmill.tokenize.engines import REFERENCE
+from tokenmill.tokenize.options import PreprocessOptions, TokenizerOptions
+from tokenmill.tokenize.tokenizer import tokenizer_request
 
 if TYPE_CHECKING:
-    from tokenmill.tokens.tokenizer import ResolvedTokenizer
+    from tokenmill.tokenize.tokenizer import ResolvedTokenizer
 
 
 KEY = "text"

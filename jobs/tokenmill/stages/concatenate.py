@@ -17,24 +17,24 @@ from typing import Any, ClassVar
 
 import xxhash
 
-from tokenmill.corpus import unexpected_content
-from tokenmill.corpus.compression import detect_codec
-from tokenmill.corpus.records import BOM, RecordCounter
+from tokenmill.core.files.named_file import open_file
+from tokenmill.engine.background import BackgroundWriter
+from tokenmill.engine.contract import Files, InputFile, InputRange, Part
+from tokenmill.engine.lineage import narrow
+from tokenmill.engine.output_names import check_label
+from tokenmill.engine.partition import split_by_weight
+from tokenmill.engine.planning import Request
+from tokenmill.engine.record import Counts, Plan, Unit
+from tokenmill.engine.selection import Selection
+from tokenmill.engine.stage import Stage, StageRun
+from tokenmill.engine.stage_input import StageInput, find_upstream
+from tokenmill.engine.workspace import OutputFile, Workspace
 from tokenmill.errors import InputError, RequestError, TransientError
-from tokenmill.files.named_file import open_file
-from tokenmill.flow.background import BackgroundWriter
-from tokenmill.flow.contract import Files, InputFile, InputRange, Part
-from tokenmill.flow.lineage import narrow
-from tokenmill.flow.output_names import check_label
-from tokenmill.flow.partition import split_by_weight
-from tokenmill.flow.planning import Request
-from tokenmill.flow.record import Counts, Plan, Unit
-from tokenmill.flow.stage import Stage, StageRun
-from tokenmill.flow.stage_input import StageInput, find_upstream
-from tokenmill.flow.workspace import OutputFile, Workspace
-from tokenmill.selection import Selection
+from tokenmill.records import unexpected_content
+from tokenmill.records.compression import detect_codec
+from tokenmill.records.records import BOM, RecordCounter
+from tokenmill.records.suffixes import DATA_SUFFIXES, make_file_filter, strip_compression
 from tokenmill.stages.registry import CONCATENATE, earlier_kinds
-from tokenmill.suffixes import DATA_SUFFIXES, make_file_filter, strip_compression
 
 PIECE_BYTES = 16 << 20
 """Bytes of one copy: small enough to be in the page cache still when the thread reads them back."""

@@ -16,23 +16,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from tokenmill.corpus.factory import open_source
-from tokenmill.corpus.fetch import ConnectionPool, fetch, resumable_bytes
-from tokenmill.corpus.listing import output_names, select
-from tokenmill.corpus.options import SourceOptions
-from tokenmill.corpus.retry import RetryPolicy
-from tokenmill.corpus.source import Listing, Source
-from tokenmill.corpus.uri import local_path, redact_secrets
-from tokenmill.files.paths import safe_name
-from tokenmill.flow.contract import InputRange, Origin, RemoteFile
-from tokenmill.flow.lineage import source_parts
-from tokenmill.flow.planning import Request
-from tokenmill.flow.record import Counts, Plan, Unit
-from tokenmill.flow.signals import stop_requested
-from tokenmill.flow.stage import Stage, StageRun
-from tokenmill.flow.stage_input import check_no_overlap
-from tokenmill.flow.workspace import Workspace
-from tokenmill.selection import Selection
+from tokenmill.core.files.paths import safe_name
+from tokenmill.engine.contract import InputRange, Origin, RemoteFile
+from tokenmill.engine.lineage import source_parts
+from tokenmill.engine.planning import Request
+from tokenmill.engine.record import Counts, Plan, Unit
+from tokenmill.engine.selection import Selection
+from tokenmill.engine.signals import stop_requested
+from tokenmill.engine.stage import Stage, StageRun
+from tokenmill.engine.stage_input import check_no_overlap
+from tokenmill.engine.workspace import Workspace
+from tokenmill.sources.factory import open_source
+from tokenmill.sources.fetch import ConnectionPool, fetch, resumable_bytes
+from tokenmill.sources.listing import output_names, select
+from tokenmill.sources.options import SourceOptions
+from tokenmill.sources.retry import RetryPolicy
+from tokenmill.sources.source import Listing, Source
+from tokenmill.sources.uri import local_path, redact_secrets
 from tokenmill.stages.registry import DOWNLOAD
 
 COMMITTING_FILES = 4

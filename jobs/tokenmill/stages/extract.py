@@ -10,24 +10,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tokenmill.corpus import unexpected_content
-from tokenmill.corpus.block_kinds import DEFAULT_ZSTD_WINDOW
-from tokenmill.corpus.compression import open_decompressed
-from tokenmill.corpus.records import RecordCounter
+from tokenmill.core.files.paths import safe_name
+from tokenmill.engine.background import BackgroundWriter
+from tokenmill.engine.contract import Files, InputRange
+from tokenmill.engine.lineage import narrow
+from tokenmill.engine.output_names import make_distinct
+from tokenmill.engine.planning import Request
+from tokenmill.engine.record import Counts, Plan, Unit
+from tokenmill.engine.selection import Selection
+from tokenmill.engine.stage import Stage, StageRun
+from tokenmill.engine.stage_input import StageInput, find_upstream
+from tokenmill.engine.workspace import Workspace
 from tokenmill.errors import RequestError
-from tokenmill.files.paths import safe_name
-from tokenmill.flow.background import BackgroundWriter
-from tokenmill.flow.contract import Files, InputRange
-from tokenmill.flow.lineage import narrow
-from tokenmill.flow.output_names import make_distinct
-from tokenmill.flow.planning import Request
-from tokenmill.flow.record import Counts, Plan, Unit
-from tokenmill.flow.stage import Stage, StageRun
-from tokenmill.flow.stage_input import StageInput, find_upstream
-from tokenmill.flow.workspace import Workspace
-from tokenmill.selection import Selection
+from tokenmill.records import unexpected_content
+from tokenmill.records.block_kinds import DEFAULT_ZSTD_WINDOW
+from tokenmill.records.compression import open_decompressed
+from tokenmill.records.records import RecordCounter
+from tokenmill.records.suffixes import COMPRESSIONS, DATA_SUFFIXES, LINE_SUFFIXES, make_file_filter, strip_compression
 from tokenmill.stages.registry import EXTRACT, earlier_kinds
-from tokenmill.suffixes import COMPRESSIONS, DATA_SUFFIXES, LINE_SUFFIXES, make_file_filter, strip_compression
 
 BUFFER_BYTES = 1 << 20
 """Bytes decompressed at a time: large enough to amortise the hand-over to the thread, small enough for the caches."""

@@ -14,28 +14,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tokenmill.corpus.block_kinds import DEFAULT_ZSTD_WINDOW
+from tokenmill.core.files.paths import safe_name
+from tokenmill.core.machine import describe_memory
 from tokenmill.datasets import formats
 from tokenmill.datasets.contract import PairBasis, PairDetails, PairSpec, ResolvedTokenizer, parse_tokenizer
+from tokenmill.engine.output_names import check_label, make_distinct, make_flat_name
+from tokenmill.engine.partition import split_by_weight
+from tokenmill.engine.planning import Request, check_no_foreign_files
+from tokenmill.engine.record import REJECTED, Counts, Plan, StageRecord, Unit
+from tokenmill.engine.stage import StageRun
+from tokenmill.engine.stage_input import DataFile
+from tokenmill.engine.workspace import Workspace
 from tokenmill.errors import RequestError
-from tokenmill.files.paths import safe_name
-from tokenmill.flow.output_names import check_label, make_distinct, make_flat_name
-from tokenmill.flow.partition import split_by_weight
-from tokenmill.flow.planning import Request, check_no_foreign_files
-from tokenmill.flow.record import REJECTED, Counts, Plan, StageRecord, Unit
-from tokenmill.flow.stage import StageRun
-from tokenmill.flow.stage_input import DataFile
-from tokenmill.flow.workspace import Workspace
-from tokenmill.machine import describe_memory
+from tokenmill.records.block_kinds import DEFAULT_ZSTD_WINDOW
+from tokenmill.records.suffixes import LINE_SUFFIXES, strip_compression
 from tokenmill.stages.sources import SourceFiles, SourceStage
-from tokenmill.suffixes import LINE_SUFFIXES, strip_compression
-from tokenmill.tokens.encoder_store import Encoders
-from tokenmill.tokens.options import EncodingOptions
-from tokenmill.tokens.records_encoding import RecordEncoding
-from tokenmill.tokens.stream import AHEAD
-from tokenmill.tokens.tokenizer import GateTexts, tokenizer_request
-from tokenmill.tokens.unit_tokenizer import TokenizationContext, UnitTokenizer, special_token_warning
-from tokenmill.tokens.workers.pool import BLOCK, EncoderProcesses
+from tokenmill.tokenize.encoder_store import Encoders
+from tokenmill.tokenize.options import EncodingOptions
+from tokenmill.tokenize.records_encoding import RecordEncoding
+from tokenmill.tokenize.stream import AHEAD
+from tokenmill.tokenize.tokenizer import GateTexts, tokenizer_request
+from tokenmill.tokenize.unit_tokenizer import TokenizationContext, UnitTokenizer, special_token_warning
+from tokenmill.tokenize.workers.pool import BLOCK, EncoderProcesses
 
 COMMITTING_PAIRS = 1
 """Number of units that may be synced and recorded while all encoder processes work on other units."""

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tokenmill.corpus.block_kinds import LINES
-from tokenmill.corpus.readers import MAX_SEARCH_BYTES, get_record_unit, read_documents
-from tokenmill.corpus.unexpected_content import CHAT_UNSUPPORTED, UnexpectedContent, suggest_text_format
 from tokenmill.datasets import formats
 from tokenmill.datasets.contract import PREPROCESS, PairBasis, ResolvedTokenizer
 from tokenmill.errors import InputError, RequestError
+from tokenmill.records.block_kinds import LINES
+from tokenmill.records.readers import MAX_SEARCH_BYTES, get_record_unit, read_documents
+from tokenmill.records.unexpected_content import CHAT_UNSUPPORTED, UnexpectedContent, suggest_text_format
 from tokenmill.stages.pairs import FindTokenizer, PairStage
-from tokenmill.tokens.encoder_store import first_texts
-from tokenmill.tokens.options import EncodingOptions, PreprocessOptions
+from tokenmill.tokenize.encoder_store import first_texts
+from tokenmill.tokenize.options import EncodingOptions, PreprocessOptions
 
 if TYPE_CHECKING:
-    from tokenmill.corpus.readers import TextBatch
+    from tokenmill.records.readers import TextBatch
 
 FIRST_BYTES = 1 << 20
 """Bytes per batch when the planner checks the first records for the keys."""

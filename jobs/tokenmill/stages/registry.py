@@ -5,17 +5,51 @@ state files of preprocess.
 """
 
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from msgspec import Meta
 
 from tokenmill.datasets.contract import CHAT as CHAT  # noqa: PLC0414 - re-exported as one of the stages
 from tokenmill.datasets.contract import PREPROCESS as PREPROCESS  # noqa: PLC0414 - re-exported as one of the stages
-from tokenmill.flow.contract import Files, RemoteFile, StageKind
-from tokenmill.packing.kind import PACK as PACK  # noqa: PLC0414
-from tokenmill.transforms.contract import TRANSFORM as TRANSFORM  # noqa: PLC0414
+from tokenmill.engine.contract import Count, Files, InputFile, Name, Record, RemoteFile, StageKind
+from tokenmill.packs.kind import PACK as PACK  # noqa: PLC0414 - re-exported as one of the stages
 
 DOWNLOAD = StageKind("download", RemoteFile)
 EXTRACT = StageKind("extract", Files)
 CONCATENATE = StageKind("concatenate", Files)
+
+
+class TransformSpec(Record, frozen=True):
+    """The inputs and the shards of a unit.
+
+    Shard number i of `shards` has the records whose number in the input, modulo `modulus`, is `remainder` + i. A unit
+    whose input is not divided has one shard and the modulus 1. `limits` has the maximum number of records that each
+    shard reads.
+    """
+
+    inputs: Annotated[list[InputFile], Meta(min_length=1)]
+    shards: Annotated[list[Name], Meta(min_length=1)]
+    remainder: Count = 0
+    modulus: Annotated[int, Meta(ge=1)] = 1
+    limits: list[Count] | None = None
+
+
+class TransformBasis(Record, frozen=True):
+    """The parameters that determine the bytes of all units: the transform with its arguments, and the output's form.
+
+    `transform` is the JSON of a `stages.transform.call.TransformCall`; for a function of the user, `code` is a hash of
+    it.
+    """
+
+    transform: dict[str, Any]
+    compression: str
+    code: str = ""
+    format: str = ""
+    output_format: str = ""
+
+
+TRANSFORM = StageKind("transform", TransformSpec, TransformBasis)
+"""The record types of the stage that changes the shape of records."""
 
 
 Form = Literal["records", "pairs", "rows"]

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenmill.corpus.uri import local_path
+from tokenmill.engine.contract import Origin, RemoteFile, Upstream
+from tokenmill.engine.selection import Selection
+from tokenmill.engine.stage import Stage, StageRun
+from tokenmill.engine.stage_input import DataFile, StageInput, check_no_overlap, find_upstream
 from tokenmill.errors import RequestError
-from tokenmill.flow.contract import Origin, RemoteFile, Upstream
-from tokenmill.flow.stage import Stage, StageRun
-from tokenmill.flow.stage_input import DataFile, StageInput, check_no_overlap, find_upstream
-from tokenmill.selection import Selection
+from tokenmill.records.suffixes import DATA_SUFFIXES, make_file_filter
+from tokenmill.sources.uri import local_path
 from tokenmill.stages.registry import LINE_STAGES, earlier_kinds
-from tokenmill.suffixes import DATA_SUFFIXES, make_file_filter
-from tokenmill.tokens.stream import Stream
+from tokenmill.tokenize.stream import Stream
 
 
 class SourceFiles(NamedTuple):

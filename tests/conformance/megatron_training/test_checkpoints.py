@@ -13,7 +13,7 @@ from support.megatron_runs import (
     read_losses,
 )
 from support.train import last_line
-from tokenmill.training.checkpoints.repair import list_checkpoints
+from tokenmill.checkpoints.repair import list_checkpoints
 
 pytestmark = pytest.mark.conformance
 

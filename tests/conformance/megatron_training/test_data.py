@@ -20,7 +20,7 @@ from support.megatron_runs import (
     read_losses,
 )
 from support.train import last_line
-from tokenmill.training.checkpoints.repair import TRACKER
+from tokenmill.checkpoints.repair import TRACKER
 
 pytestmark = pytest.mark.conformance
 

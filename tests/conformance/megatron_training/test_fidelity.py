@@ -26,7 +26,7 @@ from support.megatron_runs import (
     shape_of,
 )
 from support.train import TRAINER, Job, last_line, wait_for
-from tokenmill.training.checkpoints.repair import TRACKER
+from tokenmill.checkpoints.repair import TRACKER
 
 pytestmark = pytest.mark.conformance
 

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from support.megatron_runs import MegatronJob, count_printed_parameters
-from tokenmill.training.checkpoints.repair import examine_tracked
-from tokenmill.training.model import Model, load_preset, preset_names
-from tokenmill.training.planner.memory import count_parameters
-from tokenmill.training.settings import Settings, derive_settings
+from tokenmill.checkpoints.repair import examine_tracked
+from tokenmill.fit.memory import count_parameters
+from tokenmill.models.model import Model, load_preset, preset_names
+from tokenmill.train.settings import Settings, derive_settings
 
 pytestmark = pytest.mark.conformance
 

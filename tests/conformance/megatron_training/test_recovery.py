@@ -16,7 +16,7 @@ from support.megatron_runs import (
     read_losses,
 )
 from support.train import last_line, wait_for
-from tokenmill.training.checkpoints.repair import TRACKER, list_checkpoints
+from tokenmill.checkpoints.repair import TRACKER, list_checkpoints
 
 pytestmark = pytest.mark.conformance
 

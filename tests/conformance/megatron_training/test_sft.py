@@ -19,7 +19,7 @@ from support.commandline import tokenmill
 from support.corpus import TOKENIZER
 from support.megatron_runs import MegatronJob, read_losses
 from support.train import last_line, program
-from tokenmill.training.checkpoints.repair import TRACKER
+from tokenmill.checkpoints.repair import TRACKER
 
 pytestmark = pytest.mark.conformance
 

@@ -1,10 +1,10 @@
 """The transforms of records and the types of their results, under the names of the original module.
 
-`tokenmill.transforms` implements them. A transform is a function that takes a record and returns a record, or None to
-leave the record out.
+`tokenmill.stages.transform` implements them. A transform is a function that takes a record and returns a record, or
+None to leave the record out.
 """
 
-from tokenmill.transforms.builtin import (
+from tokenmill.stages.transform.builtin import (
     binary_preference,
     dpo,
     good_answers,
@@ -21,7 +21,7 @@ from tokenmill.transforms.builtin import (
     sharegpt,
     verl,
 )
-from tokenmill.transforms.types import (
+from tokenmill.stages.transform.types import (
     BinaryPreferenceRecord,
     Conversation,
     Message,

@@ -1,6 +1,6 @@
 """The interface of an output format: the layout of the documents' token ids in files.
 
-`tokens.unit_tokenizer` passes the ids of each key of a unit to a Writer of the output's Format. Only the format
+`tokenize.unit_tokenizer` passes the ids of each key of a unit to a Writer of the output's Format. Only the format
 depends on the layout of the files.
 """
 
@@ -14,8 +14,8 @@ from tokenmill.errors import VERIFY_HASHES_OPTION
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from tokenmill.flow.contract import FileEntry, Part
-    from tokenmill.flow.workspace import OutputFile, Workspace
+    from tokenmill.engine.contract import FileEntry, Part
+    from tokenmill.engine.workspace import OutputFile, Workspace
 
     Array = npt.NDArray[Any]
 
@@ -88,7 +88,7 @@ class Writer(Protocol):
     def tokens(self) -> int: ...
 
     def add(self, ids: "Array", lengths: "Array", sequences_per_document: "Array | None") -> None:
-        """Append a batch from `tokens.assemble`; None means one sequence in each document."""
+        """Append a batch from `tokenize.assemble`; None means one sequence in each document."""
 
     def save_state(self) -> State:
         """Make the added documents durable; return the state from which `Format.resume` continues."""

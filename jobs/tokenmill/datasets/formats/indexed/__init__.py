@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenmill.datasets.formats.base import Destination, Format, Problem, State, Writer
-from tokenmill.flow.contract import EmptyPair
+from tokenmill.engine.contract import EmptyPair
 
 if TYPE_CHECKING:
     from tokenmill.datasets.formats.base import Array
     from tokenmill.datasets.formats.indexed.writer import IndexedWriter
-    from tokenmill.flow.contract import FileEntry, Part
-    from tokenmill.flow.workspace import OutputFile
+    from tokenmill.engine.contract import FileEntry, Part
+    from tokenmill.engine.workspace import OutputFile
 
 
 class _PairWriter:

@@ -13,16 +13,9 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from tokenmill.core.files.named_file import open_file
 from tokenmill.datasets.formats.base import REMAKE, Problem
-from tokenmill.datasets.formats.indexed.reader import (
-    Array,
-    DamagedPair,
-    Index,
-    dtype_code,
-    dtype_for,
-    open_index,
-)
-from tokenmill.files.named_file import open_file
+from tokenmill.datasets.formats.indexed.reader import Array, DamagedPair, Index, dtype_code, dtype_for, open_index
 
 CHUNK = 1 << 20
 """Index entries that are checked at a time."""

@@ -11,11 +11,11 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.core.files.named_file import open_file
+from tokenmill.core.machine import raise_file_limit
 from tokenmill.datasets.formats.base import REMAKE
 from tokenmill.datasets.formats.indexed.writer import CODES, HEADER, MAGIC, VERSION
 from tokenmill.errors import InputError, RequestError
-from tokenmill.files.named_file import open_file
-from tokenmill.machine import raise_file_limit
 
 Array = npt.NDArray[Any]
 

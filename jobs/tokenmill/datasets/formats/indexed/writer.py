@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from tokenmill.core.files.named_file import naming, open_file
+from tokenmill.engine.contract import Count, Hash, Record
 from tokenmill.errors import InputError, TransientError
-from tokenmill.files.named_file import naming, open_file
-from tokenmill.flow.contract import Count, Hash, Record
 
 Array = npt.NDArray[Any]
 
@@ -189,7 +189,7 @@ class IndexedWriter:
         return self.tokens * self._itemsize
 
     def add(self, ids: Array, lengths: Array, sequences_per_document: Array | None) -> None:
-        """Append a batch from `tokens.assemble`; None means one sequence in each document.
+        """Append a batch from `tokenize.assemble`; None means one sequence in each document.
 
         Raises:
             ValueError: the lengths do not match the ids or the documents.

@@ -1,1 +1,0 @@
-"""Input of the pipeline: list and fetch sources, decompress files, and read records."""

@@ -1,0 +1,205 @@
+"""Messages and progress of a command: a bar on a terminal, a line every 30 s in a log, JSON lines with `--json`.
+
+All of it goes to standard error. Standard output is for results.
+"""
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+from tokenmill.core.machine import describe_memory, memory_limit
+from tokenmill.core.printing import format_bytes, format_duration, printable_message
+from tokenmill.core.redaction import redact, redact_json
+from tokenmill.engine.faults import read_faults
+
+LOG_SECONDS = 30.0
+"""Interval of the progress lines in the log of a pod."""
+
+RUNNING_LOG_SECONDS = 1.0
+"""Minimum interval of the lines that name the running units."""
+
+MAX_NAMED_UNITS = 8
+"""Maximum number of units that a line names."""
+
+
+class Reporter:
+    """The destination of messages and progress; `json_lines` selects JSON for programs instead of text."""
+
+    def __init__(self, *, json_lines: bool = False) -> None:
+        """Select the format, which is the same for all stages of a command."""
+        self.json_lines = json_lines
+        self._lock = threading.Lock()
+
+    def log(self, text: str, **event: Any) -> None:
+        """Write a message; the fields of `event` are added to its JSON form."""
+        self._write(text, {"event": "message", "text": text, **event})
+
+    def warn(self, text: str) -> None:
+        """Write a message about a problem that the user should check."""
+        self._write(f"warning: {text}", {"event": "warning", "text": text})
+
+    def _write(self, text: str, event: dict[str, Any]) -> None:
+        line = json.dumps(redact_json(event)) if self.json_lines else printable_message(redact(text))
+        with self._lock:
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
+
+    @contextmanager
+    def waiting(self, text: str) -> Iterator[None]:
+        """Log at intervals that work without measurable progress continues, and for how long."""
+        started, done = time.monotonic(), threading.Event()
+
+        def repeat() -> None:
+            while not done.wait(LOG_SECONDS):
+                self.log(f"{text} after {format_duration(time.monotonic() - started)}; {describe_memory()}")
+
+        thread = threading.Thread(target=repeat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def progress(self, stage: str, total: int, units: int, read: Callable[[], tuple[int, int]]) -> "ProgressDisplay":
+        """Show the progress until the context ends: `read()` returns (bytes, units) done of `total` and `units`."""
+        return ProgressDisplay(self, stage, total, units, read)
+
+
+class ProgressDisplay:
+    """A thread that reads counters at intervals and shows them."""
+
+    def __init__(
+        self, reporter: Reporter, stage: str, total: int, units: int, read: Callable[[], tuple[int, int]]
+    ) -> None:
+        """See Reporter.progress."""
+        self._reporter = reporter
+        self._stage, self._total, self._units, self._read = stage, total, units, read
+        self._done = threading.Event()
+        self._started = time.monotonic()
+        self._first = read()[0]
+        self._lock = threading.Lock()
+        self._running: list[tuple[str, int]] = []
+        self._logged: list[tuple[str, int]] = []
+        self._logged_time = -RUNNING_LOG_SECONDS
+        self._bar: Any = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def _terminal(self) -> bool:
+        return sys.stderr.isatty() and not self._reporter.json_lines
+
+    def set_running(self, units: list[tuple[str, int]]) -> None:
+        """Set the running units (id and weight) and log them: if the pod is killed for memory, only its log remains."""
+        with self._lock:
+            self._running = sorted(units)
+        if not self._terminal:
+            self._log_running()
+
+    def _log_running(self) -> None:
+        """Log the running units after a change, but not too often; the thread logs a later change that persists."""
+        with self._lock:
+            now = time.monotonic()
+            if self._running in ([], self._logged) or now - self._logged_time < RUNNING_LOG_SECONDS:
+                return
+            self._logged, self._logged_time = self._running, now
+            event = {"event": "at_work", "stage": self._stage, **self._running_fields()}
+            self._reporter._write(f"{self._stage}: {self._describe_running()}", event)
+
+    def _describe_running(self) -> str:
+        names = ", ".join(f"{unit} ({format_bytes(weight)})" for unit, weight in self._running[:MAX_NAMED_UNITS])
+        more = f" and {len(self._running) - MAX_NAMED_UNITS} more" if len(self._running) > MAX_NAMED_UNITS else ""
+        return f"running: {names}{more}; {describe_memory()}"
+
+    def _running_fields(self) -> dict[str, Any]:
+        return {"at_work": [unit for unit, _ in self._running], "memory_limit": memory_limit()}
+
+    def __enter__(self) -> "ProgressDisplay":
+        """Start the thread."""
+        self._thread = threading.Thread(target=self._show_bar if self._terminal else self._show_lines, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop the thread."""
+        self._done.set()
+        if self._thread:
+            self._thread.join()
+
+    def _show_bar(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+        bar = Progress(
+            TextColumn("{task.description:<12}"),
+            BarColumn(),
+            TextColumn("{task.fields[units]}"),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[state]}"),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        with bar:
+            task = bar.add_task(self._stage, total=self._total, completed=self._first, units="", state="")
+            while True:
+                finished = self._done.wait(0.2)
+                done, units = self._read()
+                bar.update(task, completed=done, units=f"{units}/{self._units}", state=self._describe_state())
+                if finished:
+                    return
+
+    def _describe_state(self) -> str:
+        """Describe in a few words how many units run, and how many requests were repeated."""
+        with self._lock:
+            running = len(self._running)
+        return ", ".join(part for part in (f"{running} running" if running else "", _describe_repeated()) if part)
+
+    def _show_lines(self) -> None:
+        due = self._started + LOG_SECONDS
+        while not self._done.wait(RUNNING_LOG_SECONDS / 4):
+            self._log_running()
+            if time.monotonic() >= due:
+                due += LOG_SECONDS
+                self._log_progress()
+
+    def _log_progress(self) -> None:
+        done, units = self._read()
+        rate = (done - self._first) / (time.monotonic() - self._started)
+        left = (self._total - done) / rate if rate > 0 else None
+        with self._lock:
+            text = (
+                f"{self._stage}: {units} of {self._units} units finished, {format_bytes(done)} of "
+                f"{format_bytes(self._total)}, {format_bytes(rate)}/s, "
+                f"{'about ' + format_duration(left) + ' left' if left is not None else 'no progress yet'}; "
+                + "; ".join(filter(None, (_describe_repeated(), self._describe_running())))
+            )
+            event = {
+                "event": "progress",
+                "stage": self._stage,
+                "units_done": units,
+                "units": self._units,
+                "bytes_done": done,
+                "bytes": self._total,
+                "bytes_per_second": round(rate),
+                "seconds_left": None if left is None else round(left),
+                "requests_repeated": {fault: number for fault, number in read_faults().items() if number},
+                **self._running_fields(),
+            }
+        self._reporter._write(text, event)
+
+
+def _describe_repeated() -> str:
+    """Return the number of repeated requests with the most frequent fault, or an empty text without any."""
+    faults = read_faults()
+    if not (number := sum(faults.values())):
+        return ""
+    most = max(faults, key=lambda fault: faults[fault]).replace("_", " ")
+    return f"repeated requests: {number}, most often {most}"

@@ -1,0 +1,54 @@
+"""Packed shards as JSON lines: an object with `input_ids`, `loss_mask` and `seq_start_id` for each row.
+
+The two last keys, `source` and `row`, have the source file and the record there of each sequence.
+"""
+
+from typing import TYPE_CHECKING
+
+from tokenmill.packs.writers.base import ShardInfo, ShardWriter
+
+if TYPE_CHECKING:
+    from tokenmill.engine.workspace import OutputFile
+    from tokenmill.packs.rows import Rows
+
+
+class JsonlFormat:
+    """The format jsonl."""
+
+    suffix = "jsonl"
+
+    def rows_at_once(self, pack_size: int) -> int:
+        """Return the number of rows that are encoded together: one."""
+        return 1
+
+    def start(self, output: "OutputFile", info: ShardInfo) -> ShardWriter:
+        """Start a file."""
+        return _JsonlWriter(output, info)
+
+
+class _JsonlWriter:
+    def __init__(self, output: "OutputFile", info: ShardInfo) -> None:
+        self._output = output
+        self._sources = info.sources
+
+    def add(self, rows: "Rows") -> None:
+        import orjson
+
+        starts = rows.starts_in_rows
+        for number in range(rows.row_count):
+            begin, end = rows.bounds[number : number + 2]
+            first, last = rows.row_sequences[number : number + 2]
+            row = {
+                "input_ids": rows.ids[begin:end].tolist(),
+                "loss_mask": rows.mask[begin:end].tolist(),
+                "seq_start_id": starts[first:last].tolist(),
+                "source": [self._sources[i] for i in rows.source[first:last].tolist()],
+                "row": rows.record[first:last].tolist(),
+            }
+            self._output.write(orjson.dumps(row) + b"\n")
+
+    def finish(self) -> None:
+        """Do nothing: the file has no end marker."""
+
+    def abandon(self) -> None:
+        """Do nothing: the writer has no state."""

@@ -1,0 +1,1 @@
+"""Several stages as one command, and the corpus of `tokenmill sample`."""

@@ -1,0 +1,138 @@
+"""The pipeline of `tokenmill sft`: chat for each dataset, then pack for all of them, on one machine.
+
+    <output>/source            the files of a source, with `--download` only
+    <output>/chat              pairs of ids and masks; with several datasets, a directory for each of them below it
+    <output>/packed            packed rows
+
+Each stage skips its finished units, so that the same call continues after an interruption. Another pack size runs only
+the stage pack.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from tokenmill.core.files.paths import safe_name
+from tokenmill.engine.run import run_stage
+from tokenmill.engine.selection import Selection
+from tokenmill.engine.stage import StageRun
+from tokenmill.engine.worker import Summary
+from tokenmill.stages.chat.options import ChatOptions
+from tokenmill.stages.chat.stage import Chat
+from tokenmill.stages.download import Download
+from tokenmill.stages.pack.blend import ALL, BlendedDataset, make_blend
+from tokenmill.stages.pack.options import DROP, PackOptions, RowOptions
+from tokenmill.stages.pack.stage import Pack
+from tokenmill.stages.registry import CHAT, DOWNLOAD, PACK
+from tokenmill.tokenize.stream import Stream
+
+SOURCE_FOLDER, CHAT_FOLDER, PACKED_FOLDER = "source", "chat", "packed"
+
+
+class SftDataset(NamedTuple):
+    """A dataset of conversations: a directory or a stream, and its weight in the blend.
+
+    The selection applies to a directory; a stream has its own.
+    """
+
+    name: str
+    input: Path | Stream
+    selection: Selection = Selection()
+    weight: float = 1.0
+
+
+class StageResult(NamedTuple):
+    """The summary of a stage, and its output; `label` has the name of the stage, and of the dataset among several."""
+
+    label: str
+    output: Path
+    summary: Summary
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTuningData:
+    """The datasets of each list of a blend, the output, and the options of both stages.
+
+    The only list of a blend without splits has the name `stages.pack.blend.ALL`. `format` is the format of the packed
+    files. With `download`, the files of a source are kept.
+    """
+
+    lists: Mapping[str, Sequence[SftDataset]]
+    output: Path
+    chat: ChatOptions
+    rows: RowOptions
+    format: str
+    endpoint: str | None = None
+    download: bool = False
+
+    @property
+    def packed(self) -> Path:
+        """The directory of the packed rows."""
+        return self.output / PACKED_FOLDER
+
+    @property
+    def stages(self) -> list[str]:
+        """The names of the stages, in their order."""
+        datasets = [dataset for datasets in self.lists.values() for dataset in datasets]
+        names = (
+            [DOWNLOAD.name] if self.download and any(isinstance(dataset.input, Stream) for dataset in datasets) else []
+        )
+        return [*names, CHAT.name, PACK.name]
+
+    def run(self, run: StageRun, only: str | None = None) -> list[StageResult]:
+        """Run the stages in order, or only one of them; finished units are skipped.
+
+        Sequences that are longer than a packed row are left out and counted, unless `--max-length` limits them before.
+
+        Raises:
+            RequestError: an input is invalid.
+        """
+        folders = self._name_folders()
+        results: list[StageResult] = []
+        blended: dict[str, list[BlendedDataset]] = {}
+        for (list_name, dataset), folder in folders:
+            label = f" {folder}" if folder else ""
+            download, fetched = self._fetch(dataset, folder)
+            if download and only in (None, DOWNLOAD.name):
+                results.append(StageResult(f"{DOWNLOAD.name}{label}", download.output, run_stage(download, run)))
+            output = self.output / CHAT_FOLDER / folder
+            chat = Chat(
+                input=fetched.input,
+                output=output,
+                options=self.chat,
+                selection=fetched.selection,
+                endpoint=self.endpoint,
+            )
+            if only in (None, CHAT.name):
+                results.append(StageResult(f"{CHAT.name}{label}", output, run_stage(chat, run)))
+            blended.setdefault(list_name, []).append(BlendedDataset(dataset.name, output, dataset.weight))
+        options = PackOptions(**vars(self.rows), format=self.format, over_long=DROP)
+        if only in (None, PACK.name):
+            pack = Pack(input=make_blend(blended, "the blend"), output=self.packed, options=options)
+            results.append(StageResult(PACK.name, self.packed, run_stage(pack, run)))
+        return results
+
+    def _name_folders(self) -> list[tuple[tuple[str, SftDataset], str]]:
+        """Return each dataset with its list and the name of its directory; a single dataset has no name."""
+        datasets = [(list_name, dataset) for list_name, items in self.lists.items() for dataset in items]
+        if len(datasets) == 1:
+            return [(datasets[0], "")]
+        return [
+            ((list_name, dataset), safe_name(dataset.name if list_name == ALL else f"{list_name}-{dataset.name}"))
+            for list_name, dataset in datasets
+        ]
+
+    def _fetch(self, dataset: SftDataset, folder: str) -> tuple[Download | None, SftDataset]:
+        """Return the download of a stream if this is requested, and the dataset that reads its files."""
+        if isinstance(dataset.input, Path) or not self.download:
+            return None, dataset
+        stream, output = dataset.input, self.output / SOURCE_FOLDER / folder
+        download = Download(
+            uri=stream.uri,
+            output=output,
+            selection=stream.selection,
+            source=stream.source,
+            format=self.chat.format,
+        )
+        return download, dataset._replace(input=output, selection=Selection(split="any"))

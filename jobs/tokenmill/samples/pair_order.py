@@ -1,0 +1,87 @@
+"""The order in which Megatron-LM reads one split of a pair: its sequences, and the samples cut from them.
+
+Megatron-LM shuffles the sequences, cuts them into samples, and shuffles the samples. All permutations come from one
+`numpy.random.RandomState`, so the order of the draws matters: sequences first, then samples, each with the last epoch
+apart if `Epochs.separate` (megatron/core/datasets/gpt_dataset.py, `_build_document_index`, `_build_shuffle_index`).
+
+Megatron-LM also stores where each sample starts. That is not needed here: `ends` has the running number of tokens, and
+a binary search finds the sequence of any position. `order_store` keeps large orders in files.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.samples.epochs import Epochs
+
+Array = npt.NDArray[Any]
+
+MAX_UINT32 = 2**32 - 1
+
+BLOCK = 1 << 20
+"""Sequences or samples that are in memory together."""
+
+
+class PairOrder(NamedTuple):
+    """The order of a split of a pair.
+
+    Attributes:
+        sequences: int32, shape (epochs x sequences,): the number of each sequence in the pair, in the order of reading.
+        ends: int64, same shape: the number of tokens up to the end of that sequence.
+        samples: uint32 or int64, shape (samples,): the position of each sample, in samples from the first token.
+    """
+
+    sequences: Array
+    ends: Array
+    samples: Array
+
+
+Allocate = Callable[[str, int, npt.DTypeLike], Array]
+"""Returns an array of a length and a dtype for the field of PairOrder with the name."""
+
+
+def allocate_memory(_: str, length: int, dtype: npt.DTypeLike) -> Array:
+    """Return an array in memory."""
+    return np.empty(length, dtype)
+
+
+def build_order(
+    lengths: Array, first: int, end: int, epochs: Epochs, seed: int, allocate: Allocate = allocate_memory
+) -> PairOrder:
+    """Return the order of the sequences `first` to `end` of a pair, whose lengths in tokens are `lengths`."""
+    random = np.random.RandomState(seed)
+    count = end - first
+    sequences = allocate("sequences", epochs.number * count, np.int32)
+    for start, stop in _ranges(epochs):
+        part = sequences[start * count : stop * count]
+        for epoch in part.reshape(stop - start, count):
+            _fill(epoch, first)
+        random.shuffle(part)
+    ends = allocate("ends", epochs.number * count, np.int64)
+    total = 0
+    for start in range(0, len(ends), BLOCK):
+        block = ends[start : start + BLOCK]
+        np.cumsum(lengths[sequences[start : start + BLOCK]], dtype=np.int64, out=block)
+        block += total
+        total = int(block[-1])
+    samples = allocate("samples", epochs.samples, np.uint32 if epochs.samples < MAX_UINT32 - 1 else np.int64)
+    _fill(samples, 0)
+    random.shuffle(samples[: epochs.shuffled_first])
+    if epochs.separate:
+        random.shuffle(samples[epochs.shuffled_first :])
+    return PairOrder(sequences, ends, samples)
+
+
+def _fill(array: Array, first: int) -> None:
+    """Write the numbers from `first` on, in blocks: an array of all numbers would not be in a file."""
+    for start in range(0, len(array), BLOCK):
+        stop = min(start + BLOCK, len(array))
+        array[start:stop] = np.arange(first + start, first + stop, dtype=array.dtype)
+
+
+def _ranges(epochs: Epochs) -> list[tuple[int, int]]:
+    """Return the ranges of epochs whose sequences are shuffled together."""
+    last = epochs.number - 1
+    return [(0, last), (last, epochs.number)] if epochs.separate else [(0, epochs.number)]

@@ -1,0 +1,157 @@
+"""The sources of samples: one or several pairs, and random tokens.
+
+A source knows nothing about batches except their tokens, labels, loss mask and starts of documents; `samples` does the
+rest. `packed_samples` has the source of packed rows.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.samples.batch import Batch
+from tokenmill.samples.draws import Draws
+from tokenmill.samples.pair_samples import PADDING, PairSamples, Pieces
+
+Array = npt.NDArray[Any]
+
+
+class Piece(NamedTuple):
+    """A part of a sample: tokens of one sequence of a pair, or of one packed row.
+
+    Attributes:
+        source: the number of the pair, or of the shard.
+        sequence: the number of the sequence in the pair, or of the row in the shard.
+        offset: the first token in the sequence.
+        length: the number of tokens.
+    """
+
+    source: int
+    sequence: int
+    offset: int
+    length: int
+
+
+class SampleSource(Protocol):
+    """Samples by number."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    def fill(self, numbers: Array, batch: Batch) -> None:
+        """Write samples into a batch: tokens, labels, loss mask, and the starts of documents if it has them."""
+
+    def locate(self, number: int) -> list[Piece]:
+        """Return the pieces of a sample; together they have its tokens and the last label."""
+
+
+class PairSource:
+    """Samples of pairs: all samples of one pair, or draws from several."""
+
+    def __init__(self, parts: Sequence[PairSamples], draws: Draws | None = None) -> None:
+        self.parts = list(parts)
+        self.draws = draws
+        self._scratch = threading.local()
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return self.draws.size if self.draws else len(self.parts[0])
+
+    def fill(self, numbers: Array, batch: Batch) -> None:
+        """Write samples into a batch."""
+        ids = self._buffer(*batch.tokens.shape)
+        if batch.starts is not None:
+            batch.starts[:] = False
+        if self.draws is None:
+            self._read(self.parts[0], numbers, ids, None, batch.starts)
+        else:
+            draw = self.draws.get(numbers)
+            first = int(draw.datasets[0])
+            if (draw.datasets == first).all():
+                self._read(self.parts[first], draw.samples, ids, None, batch.starts)
+            else:
+                for dataset in np.unique(draw.datasets).tolist():
+                    rows = np.flatnonzero(draw.datasets == dataset)
+                    self._read(self.parts[dataset], draw.samples[rows], ids, rows, batch.starts)
+        batch.tokens[:], batch.labels[:] = ids[:, :-1], ids[:, 1:]
+        batch.loss_mask.fill(1)
+
+    def _read(self, part: PairSamples, numbers: Array, ids: Array, rows: Array | None, starts: Array | None) -> None:
+        pieces = part.locate(numbers)
+        part.read(pieces, ids, rows)
+        if starts is not None:
+            _mark_starts(pieces, starts, rows)
+
+    def _buffer(self, count: int, seq_length: int) -> Array:
+        """Return memory for ids, which a thread uses again for the next batch of the same shape."""
+        buffer: Array | None = getattr(self._scratch, "ids", None)
+        if buffer is None or buffer.shape != (count, seq_length + 1):
+            buffer = self._scratch.ids = np.empty((count, seq_length + 1), np.int64)
+        return buffer
+
+    def locate(self, number: int) -> list[Piece]:
+        """Return the pieces of a sample."""
+        dataset, sample = 0, number
+        if self.draws is not None:
+            draw = self.draws.get(np.array([number]))
+            dataset, sample = int(draw.datasets[0]), int(draw.samples[0])
+        pieces = self.parts[dataset].locate(np.array([sample]))
+        columns = zip(pieces.sequences.tolist(), pieces.offsets.tolist(), pieces.lengths.tolist(), strict=True)
+        return [Piece(dataset, *column) for column in columns]
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return the fields for another process; a thread's memory is not among them."""
+        return {name: value for name, value in vars(self).items() if name != "_scratch"}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """Set the fields of a process."""
+        vars(self).update(state, _scratch=threading.local())
+
+
+def _mark_starts(pieces: Pieces, starts: Array, rows: Array | None) -> None:
+    """Mark the first position of each piece, and of padding; the last id of a sample is only a label."""
+    width = starts.shape[1]
+    begins = pieces.lengths.cumsum() - pieces.lengths
+    begins -= begins[pieces.rows.searchsorted(pieces.rows)]
+    ends = begins + pieces.lengths
+    places = pieces.rows if rows is None else rows[pieces.rows]
+    for positions in (begins, ends):
+        inside = positions < width
+        starts[places[inside], positions[inside]] = True
+
+
+class SyntheticSource:
+    """Random tokens, which depend only on the seed, the sample's number and the vocabulary."""
+
+    def __init__(self, vocabulary: int, samples: int, seed: int) -> None:
+        self._vocabulary, self._samples, self._seed = vocabulary, samples, seed
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return self._samples
+
+    def fill(self, numbers: Array, batch: Batch) -> None:
+        """Write samples into a batch."""
+        width = batch.tokens.shape[1] + 1
+        for row, number in enumerate(numbers.tolist()):
+            generator = np.random.Generator(np.random.Philox(key=[self._seed, number]))
+            ids = generator.integers(0, self._vocabulary, width)
+            batch.tokens[row], batch.labels[row] = ids[:-1], ids[1:]
+        batch.loss_mask.fill(1)
+        if batch.starts is not None:
+            batch.starts[:] = False
+
+    def locate(self, number: int) -> list[Piece]:
+        """Return no piece: the tokens are from no source."""
+        return []
+
+
+def mask_padding(batch: Batch, pad: int | None) -> None:
+    """Replace padding by 0 and do not train it, as Megatron-LM does with `pad` and with positions after the data."""
+    for name in (PADDING, pad):
+        if name is not None:
+            batch.loss_mask[batch.labels == name] = 0
+            batch.tokens[batch.tokens == name] = 0
+            batch.labels[batch.labels == name] = 0

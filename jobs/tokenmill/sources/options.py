@@ -1,0 +1,91 @@
+"""Options that control how a source is fetched and how its files are read.
+
+`tokenmill.engine.options` defines the form of an option. The command line declares its flags from these groups, and the
+stages receive them.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+from tokenmill.engine.options import InvalidOption, Option, parse_byte_size, parse_size_limit
+from tokenmill.records.block_kinds import FORMATS, MAX_ZSTD_WINDOW
+
+DAY_SECONDS = 86400.0
+
+
+def _parse_line_format(text: str) -> str:
+    if text != "jsonl":
+        raise ValueError(
+            f"{text!r} is not jsonl: this stage copies lines; run preprocess without this stage for other formats"
+        )
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions:
+    """The revision of a source, and how its files are fetched."""
+
+    revision: Annotated[str | None, Option("Branch, tag or commit of the dataset on the Hub.")] = None
+    sample: Annotated[int | None, Option("Use N of the files, the same files in every run.", minimum=1)] = None
+    connections: Annotated[int, Option("Number of files to fetch in parallel.", minimum=1, maximum=256)] = 8
+    deadline: Annotated[float, Option("Seconds after which failed requests are not retried any more.", minimum=0)] = (
+        DAY_SECONDS
+    )
+    stall_seconds: Annotated[
+        float, Option("Close a connection that sends no data for this many seconds.", minimum=0.1)
+    ] = 60.0
+    endpoint: Annotated[str | None, Option("Address of the Hub, for example of a mirror.", env="HF_ENDPOINT")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowOptions:
+    """Limits on the memory that decompression uses."""
+
+    zstd_window: Annotated[
+        int | None,
+        Option(
+            "Largest accepted zstd window, up to 2GiB. Every file that is being read needs this much memory.",
+            parse=partial(parse_byte_size, minimum=1, maximum=MAX_ZSTD_WINDOW),
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineOptions:
+    """How a stage that copies lines reads its files."""
+
+    format: Annotated[
+        str | None,
+        Option("jsonl: read files with any name as jsonl. Default: by file name.", parse=_parse_line_format),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadingOptions(WindowOptions):
+    """How a stage that parses records reads its files."""
+
+    format: Annotated[
+        str | None,
+        Option(
+            "Read files with any name as jsonl, txt, json (arrays, or objects over several lines), parquet or arrow. "
+            "Default: by file name.",
+            choices=FORMATS,
+        ),
+    ] = None
+    txt_document: Annotated[
+        str | None,
+        Option("With --format txt: a document is a file (default) or a line.", choices=("file", "line")),
+    ] = None
+    max_record_size: Annotated[
+        int | None,
+        Option(
+            "Largest accepted record, such as 64MB; MB is MiB. Default: limited by the available memory.",
+            parse=parse_size_limit,
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        """Raise InvalidOption for options that cannot be combined."""
+        if self.txt_document is not None and self.format != "txt":
+            raise InvalidOption("--txt-document", "it applies only to --format txt; add --format txt")

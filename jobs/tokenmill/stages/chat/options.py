@@ -1,0 +1,183 @@
+"""The options of `tokenmill chat`, and the settings that they become."""
+
+import re
+from dataclasses import dataclass
+from datetime import date as calendar_date
+from typing import Annotated, Any
+
+from tokenmill.engine.options import InvalidOption, Option
+from tokenmill.stages.chat.encode import ChatEncoding, Rendering
+from tokenmill.stages.chat.lengths import LengthSettings
+from tokenmill.stages.chat.rows import RowSettings
+from tokenmill.stages.chat.template import BUILTIN
+from tokenmill.stages.chat.turns import AnswerFormat, TrainSettings
+from tokenmill.tokenize.options import EncodingOptions
+
+
+def _parse_date(text: str) -> str:
+    try:
+        return calendar_date.fromisoformat(text).isoformat()
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not a date; write it as 2026-01-31") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions(EncodingOptions):
+    """The options that determine the ids and masks of conversations, and the options of the encoding processes."""
+
+    chat_template: Annotated[
+        str,
+        Option(f"tokenizer (the template of the tokenizer), a .jinja file, or {', '.join(BUILTIN)}."),
+    ] = "tokenizer"
+    date: Annotated[
+        str | None, Option("Date that the template writes, such as 2026-01-31. Default: none.", parse=_parse_date)
+    ] = None
+    messages: Annotated[str, Option("Key of the messages in a row.")] = "messages"
+    tools: Annotated[str, Option("Key of the tools in a row.")] = "tools"
+    role_map: Annotated[
+        str | None, Option("Further names of roles, such as customer=user,agent=assistant.", show_default=False)
+    ] = None
+    tool_arguments: Annotated[
+        str,
+        Option(
+            "Arguments of tool calls that are JSON strings: parse them to objects, as inference servers do, or keep.",
+            choices=("parse", "keep"),
+        ),
+    ] = "parse"
+    prompt_template: Annotated[
+        str, Option("Text of the prompt of a row with a prompt and an answer: {prompt}, {system} are inserted.")
+    ] = "{prompt}"
+    separator: Annotated[str, Option("Text between such a prompt and its answer; it is part of the answer.")] = ""
+    strip: Annotated[bool, Option("Remove blanks around such a prompt and its answer.", "--strip/--no-strip")] = True
+    append_eos: Annotated[bool, Option("End such an answer with the eos token.", "--append-eos/--no-append-eos")] = True
+    train: Annotated[
+        str,
+        Option(
+            "assistant: all answers; last: the last one; all: every token of a row.",
+            choices=("assistant", "last", "all"),
+        ),
+    ] = "assistant"
+    train_reasoning: Annotated[
+        bool, Option("Train the reasoning of the answers.", "--train-reasoning/--no-train-reasoning")
+    ] = True
+    train_tool_calls: Annotated[
+        bool, Option("Train the tool calls of the answers.", "--train-tool-calls/--no-train-tool-calls")
+    ] = True
+    train_end: Annotated[
+        str,
+        Option(
+            "turn: train all that the template writes behind an answer; stop: only up to its stop token.",
+            choices=("turn", "stop"),
+        ),
+    ] = "turn"
+    stop_tokens: Annotated[
+        str | None,
+        Option(
+            "Tokens that end an answer and begin the next message, such as '<|user|>,<|observation|>' of GLM-4.5. "
+            "Default: the answer has a stop token.",
+            show_default=False,
+        ),
+    ] = None
+    empty_answer: Annotated[
+        str,
+        Option("Rows with an empty answer: reject them, or train its stop token.", choices=("reject", "train")),
+    ] = "reject"
+    unrendered: Annotated[
+        str,
+        Option(
+            "Rows with text, tools, tool calls or reasoning that the template leaves out: reject or allow them.",
+            choices=("reject", "allow"),
+        ),
+    ] = "reject"
+    special_in_text: Annotated[
+        str,
+        Option(
+            "Special tokens in the text of a message: keep (encode as these tokens, and warn), or reject the row.",
+            choices=("keep", "reject"),
+        ),
+    ] = "keep"
+    max_length: Annotated[int | None, Option("Tokens of the longest sequence. Default: no limit.", minimum=2)] = None
+    over_long: Annotated[
+        str,
+        Option(
+            "Longer sequences: drop them; trim-history: leave out the oldest exchanges; terminate: cut an answer and "
+            "keep its stop token; window: divide them between exchanges; fail: treat the row as a bad record.",
+            choices=("drop", "trim-history", "terminate", "window", "fail"),
+        ),
+    ] = "drop"
+    rendering: Annotated[
+        str,
+        Option(
+            "auto: render rows with the same roles in one form, which is checked; each: render every row.",
+            choices=("auto", "each"),
+        ),
+    ] = "auto"
+
+    def __post_init__(self) -> None:
+        """Raise InvalidOption for options that contradict each other."""
+        self.roles  # noqa: B018 - raises for an invalid map
+        if "{prompt}" not in self.prompt_template:
+            raise InvalidOption("--prompt-template", "it must contain {prompt}; add {prompt} to it")
+        if self.train == "all" and not (self.train_reasoning and self.train_tool_calls):
+            option = "--no-train-tool-calls" if self.train_reasoning else "--no-train-reasoning"
+            raise InvalidOption(option, "--train all trains every token; choose --train assistant or last with it")
+        if self.over_long != "drop" and self.max_length is None:
+            raise InvalidOption("--over-long", f"{self.over_long} needs a limit; set --max-length as well")
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """The pairs of --role-map."""
+        pairs: dict[str, str] = {}
+        for part in self.role_map.split(",") if self.role_map else ():
+            name, equals, role = part.partition("=")
+            if not name or not equals or role not in ("system", "developer", "user", "assistant", "tool"):
+                raise InvalidOption(
+                    "--role-map",
+                    f"{part!r} must be NAME=ROLE with one of the roles system, developer, user, assistant and tool; "
+                    "write it as customer=user,agent=assistant",
+                )
+            pairs[name] = role
+        return pairs
+
+    def row_choices(self) -> dict[str, Any]:
+        """Return the options that determine bytes, for the plan."""
+        own = [name for name in ChatOptions.__annotations__ if name not in ("role_map", "rendering", "stop_tokens")]
+        stops = {"stop_tokens": self.stop_tokens} if self.stop_tokens else {}  # a plan without it stays the same
+        return {"roles": self.roles, **{name: getattr(self, name) for name in own}, **stops}
+
+    def encoding(self, rendering: Rendering) -> ChatEncoding:
+        """Return the settings of the encoder processes for a resolved template."""
+        return make_encoding(self.row_choices(), rendering, use_forms=self.rendering == "auto")
+
+
+def make_encoding(choices: dict[str, Any], rendering: Rendering, *, use_forms: bool) -> ChatEncoding:
+    """Return the settings of the encoder processes for the choices of a plan."""
+    words = re.findall(r"\w+", rendering.source or "")
+    return ChatEncoding(
+        rendering=rendering,
+        rows=RowSettings(
+            messages_key=choices["messages"],
+            tools_key=choices["tools"],
+            role_map=choices["roles"],
+            empty_answer=choices["empty_answer"],
+            keep_arguments=choices["tool_arguments"] == "keep",
+            template_words=frozenset(words),
+        ),
+        train=TrainSettings(
+            choices["train"],
+            choices["train_reasoning"],
+            choices["train_tool_calls"],
+            allow_unrendered=choices["unrendered"] == "allow",
+        ),
+        train_end=choices["train_end"],
+        lengths=LengthSettings(max_length=choices["max_length"], over_long=choices["over_long"]),
+        completion=AnswerFormat(
+            choices["prompt_template"],
+            choices["separator"],
+            choices["strip"],
+            choices["append_eos"],
+            choices["unrendered"] == "allow",
+        ),
+        use_forms=use_forms,
+        reject_special=choices["special_in_text"] == "reject",
+    )

@@ -1,0 +1,290 @@
+"""Jinja for chat templates of unknown origin: text in, text out, and no Python objects.
+
+A chat template comes with a tokenizer, so it is a program from the internet. `TemplateEnvironment` adds two rules to
+Jinja's sandbox:
+
+- A template reads the methods of text, lists and objects that change nothing, and no other attribute.
+- It prints text, numbers, lists and objects, and no other value: the text of a Python object contains its address.
+
+`stages.chat.limits` limits the time and the memory of a render.
+
+The semantics are those of chat templates in transformers (utils/chat_template_utils.py): trim_blocks, lstrip_blocks,
+loop controls, its `tojson`, and the tag `generation`.
+"""
+
+import json
+from collections.abc import Callable
+from types import BuiltinMethodType, MethodType
+from typing import Any
+
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension
+from jinja2.filters import make_attrgetter
+from jinja2.parser import Parser
+from jinja2.runtime import Context, LoopContext, Macro, Undefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
+from jinja2.utils import Cycler, Joiner, Namespace, pass_environment
+from jinja2.visitor import NodeTransformer
+from markupsafe import Markup
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_TEXT_METHODS = _words(
+    "capitalize casefold center count endswith expandtabs find index isalnum isalpha isascii isdecimal isdigit "
+    "isidentifier islower isnumeric isprintable isspace istitle isupper join ljust lower lstrip partition removeprefix "
+    "removesuffix replace rfind rindex rjust rpartition rsplit rstrip split splitlines startswith strip swapcase title "
+    "upper zfill"
+)
+_METHODS: dict[type, frozenset[str]] = {
+    str: _TEXT_METHODS,
+    Markup: _TEXT_METHODS,
+    list: frozenset(("count", "index", "copy")),
+    tuple: frozenset(("count", "index")),
+    dict: frozenset(("copy", "get", "items", "keys", "values")),
+    float: frozenset(("is_integer",)),
+    LoopContext: _words(
+        "index index0 revindex revindex0 first last length depth depth0 previtem nextitem cycle changed"
+    ),
+    Cycler: frozenset(("current", "next", "reset")),
+    Macro: frozenset(("name", "arguments")),
+}
+"""The attributes that a template may read, by the type of the value; `Namespace` and groups are separate."""
+
+_DICT_NAMES = frozenset(dir(dict))
+"""Names that mean a method when a template reads them from an object, even if the object has a key of that name."""
+
+_PRINTED = (str, int, float, type(None), Undefined, range)
+_DICT_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+
+_encode_json = json.JSONEncoder(ensure_ascii=False).encode
+
+
+def raise_exception(message: object) -> None:
+    """End a render, for templates that refuse a conversation."""
+    raise TemplateError(f"the template raised an exception: {message}")
+
+
+class GenerationTag(Extension):
+    """Compile `{% generation %} ... {% endgeneration %}`, which encloses the text of an answer.
+
+    The text inside is output between two marks, which are empty unless the environment collects spans. The body has a
+    scope of its own, as in transformers.
+    """
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Return the nodes of one block."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        first, last = (
+            nodes.Output([nodes.EnvironmentAttribute(name)]).set_lineno(line)
+            for name in ("generation_start", "generation_end")
+        )
+        return [first, nodes.Scope(body).set_lineno(line), last]
+
+
+class _Formatter(SandboxedFormatter):
+    """`str.format` without the texts of Python objects."""
+
+    def __init__(self, environment: "TemplateEnvironment") -> None:
+        super().__init__(environment)
+        self._environment = environment
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        self._environment.check_printed(value)
+        return super().format_field(value, format_spec)
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        self._environment.check_printed(value)
+        return super().convert_field(value, conversion)
+
+
+class TemplateEnvironment(ImmutableSandboxedEnvironment):
+    """The environment of one chat template in one thread."""
+
+    intercepted_binops = frozenset("%")
+
+    generation_start = ""
+    generation_end = ""
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, "jinja2.ext.loopcontrols"])
+        self.finalize = self.text
+        self.globals = {
+            "range": self.globals["range"],
+            "dict": dict,
+            "namespace": Namespace,
+            "cycler": Cycler,
+            "joiner": Joiner,
+            "raise_exception": raise_exception,
+        }
+        for name in ("random", "xmlattr", "urlize", "pprint", "wordwrap"):
+            del self.filters[name]
+        self.filters |= {"join": _join, "trim": self._trim, "tojson": self._to_json, "~": self._concatenate}
+        for name in _TEXT_FILTERS:
+            self.filters[name] = self._check_filter(self.filters[name])
+
+    def prepare(self, tree: nodes.Template) -> nodes.Template:
+        """Return the syntax tree of a template in which the operator `~` checks what it prints."""
+        _Concatenations().visit(tree)
+        tree.set_environment(self)
+        return tree
+
+    # -- text of values
+
+    def check_printed(self, value: Any) -> None:
+        """Refuse to print anything but text, numbers, lists and objects: a function, a generator, a namespace."""
+        stack = [value]
+        while stack:
+            item = stack.pop()
+            if isinstance(item, dict):
+                stack += item.keys()
+                stack += item.values()
+            elif isinstance(item, (list, tuple, set)) or type(item) in _DICT_VIEWS:
+                stack += list(item)
+            elif not isinstance(item, _PRINTED):
+                raise SecurityError(
+                    f"it prints a {type(item).__name__}, which is not text, a number, a list or an object"
+                )
+
+    def text(self, value: Any) -> str:
+        """Return the text of a value, as `{{ value }}` prints it."""
+        if type(value) is str:
+            return value
+        self.check_printed(value)
+        return str(value)
+
+    # -- operators
+
+    def _concatenate(self, values: list[Any]) -> str:
+        return self.concat([self.text(value) for value in values])
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Return the result of `%`, which formats text."""
+        if isinstance(left, str):
+            self.check_printed(right)
+        return super().call_binop(context, operator, left, right)
+
+    # -- attributes and calls
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Return whether a template may read an attribute: a method that changes nothing, or a field of a loop."""
+        del value
+        if attr.startswith("_"):
+            return False
+        if type(obj) is Namespace:
+            return True
+        allowed = _METHODS.get(type(obj))
+        if allowed is None:
+            return isinstance(obj, tuple) and attr in ("grouper", "list")
+        return attr in allowed
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Return `obj.attribute`: of an object, the value of its key unless a method has that name."""
+        if type(obj) is dict and attribute not in _DICT_NAMES:
+            try:
+                return obj[attribute]
+            except KeyError:
+                return self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """Return `obj[argument]`, or the attribute of that name."""
+        if type(obj) is dict and type(argument) is str and argument not in _DICT_NAMES:
+            try:
+                return obj[argument]
+            except KeyError:
+                return self.undefined(obj=obj, name=argument)
+        return super().getitem(obj, argument)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Return `str.format` and `str.format_map` that check what they print, and None for any other value."""
+        if (
+            not isinstance(value, BuiltinMethodType)
+            or value.__name__ not in ("format", "format_map")
+            or not isinstance(value.__self__, str)
+        ):
+            return None
+        template, by_map = str(value.__self__), value.__name__ == "format_map"
+
+        def format_text(*args: Any, **kwargs: Any) -> str:
+            if by_map:
+                (mapping,) = args
+                return _Formatter(self).vformat(template, (), mapping)
+            return _Formatter(self).vformat(template, args, kwargs)
+
+        return format_text
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
+        """Refuse an attribute at once; Jinja's sandbox would print it as an empty text."""
+        raise SecurityError(f"it reads {attribute!r} of a {type(obj).__name__}, which a chat template cannot read")
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a method, macro or global function."""
+        if isinstance(obj, (BuiltinMethodType, MethodType)):  # of `is_safe_attribute`
+            kwargs.pop("_loop_vars", None)  # Jinja's compiler adds these two to calls inside blocks
+            kwargs.pop("_block_vars", None)
+            return obj(*args, **kwargs)
+        return super().call(context, obj, *args, **kwargs)
+
+    # -- filters
+
+    def _trim(self, value: Any, chars: str | None = None) -> str:
+        return (value if isinstance(value, str) else self.text(value)).strip(chars)
+
+    @staticmethod
+    def _to_json(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: Any = None,
+        separators: Any = None,
+        sort_keys: bool = False,
+    ) -> str:
+        """Return the JSON of a value, with the parameters of transformers' filter."""
+        if not (ensure_ascii or sort_keys or indent is not None or separators is not None):
+            return _encode_json(value)
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    def _check_filter(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a filter of text that checks what it prints: its value, and what it formats."""
+        pass_arg = getattr(function, "jinja_pass_arg", None)
+        skip = int(pass_arg is not None)
+
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            value, *others = args[skip:]
+            self.check_printed((others, kwargs))
+            text = value if isinstance(value, str) else self.text(value)
+            return function(*args[:skip], text, *others, **kwargs)
+
+        if pass_arg is not None:
+            checked.jinja_pass_arg = pass_arg  # type: ignore[attr-defined]
+        return checked
+
+
+@pass_environment
+def _join(environment: TemplateEnvironment, value: Any, d: Any = "", attribute: Any = None) -> str:
+    """Join the texts of items, as Jinja's filter without autoescaping."""
+    if attribute is not None:
+        value = map(make_attrgetter(environment, attribute), value)
+    texts = [environment.text(item) for item in value]
+    return environment.text(d).join(texts)
+
+
+_TEXT_FILTERS = _words(
+    "capitalize center e escape forceescape format indent lower upper replace safe string striptags title truncate "
+    "wordcount"
+)
+"""Filters that convert their value to text."""
+
+
+class _Concatenations(NodeTransformer):
+    """Replace the operator `~` by a filter of the environment."""
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return nodes.Filter(nodes.List(node.nodes, lineno=node.lineno), "~", [], [], None, None, lineno=node.lineno)

@@ -1,0 +1,100 @@
+"""The options of packing; `tokenmill.engine.options` turns them into command-line options.
+
+The stage pack receives them. A command that packs what another stage made in the same run uses the first group only.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from tokenmill.engine.options import InvalidOption, Option
+from tokenmill.packs.contract import STORED, TRAINED
+from tokenmill.stages.pack.algorithms import ALGORITHMS
+
+FAIL, DROP, SPLIT = "fail", "drop", "split"
+"""The ways to treat a sequence that is longer than a row."""
+
+MAX_PACK_SIZE, MAX_EPOCHS = 1 << 30, 1000
+"""The positions in a row have 32 bits."""
+
+MAX_NUMBER = 1 << 62
+"""The largest value of any other number: a plan stores 64 bits."""
+
+FORMATS = ("parquet", "npy", "jsonl")
+"""The formats of packed shards; the first is the default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowOptions:
+    """The options that decide which sequences share a row, and which rows share a file."""
+
+    pack_size: Annotated[int, Option("Maximum number of tokens in a row.", minimum=2)] = 4096
+    algorithm: Annotated[
+        str,
+        Option(f"How sequences are assigned to rows: {', '.join(ALGORITHMS)}.", choices=ALGORITHMS),
+    ] = ALGORITHMS[0]
+    seed: Annotated[int, Option("Seed of shuffling, of splits and of sampling.", minimum=0)] = 42
+    epochs: Annotated[int, Option("Number of times to pack the training data, each with another seed.", minimum=1)] = 1
+    count: Annotated[
+        str,
+        Option(
+            "Tokens that fill a row: stored (all of a sequence), or trained (one less: the positions that the trainer "
+            "reads).",
+            choices=(STORED, TRAINED),
+        ),
+    ] = STORED
+    cp: Annotated[int, Option("Context parallel size for which sequences are padded.", minimum=1)] = 1
+    tp: Annotated[int, Option("Tensor parallel size, for --sp.", minimum=1)] = 1
+    sp: Annotated[bool, Option("Pad sequences for sequence parallelism.", "--sp/--no-sp")] = False
+    rows_multiple_of: Annotated[
+        int, Option("Make the number of rows of each split a multiple, such as of the global batch.", minimum=1)
+    ] = 1
+    shards: Annotated[
+        int | None, Option("Number of files of an epoch. Default: one for 16 million tokens.", minimum=1)
+    ] = None
+    valid_shards: Annotated[int, Option("Number of these files for validation.", minimum=0)] = 0
+    test_shards: Annotated[int, Option("Number of these files for test.", minimum=0)] = 0
+
+    def __post_init__(self) -> None:
+        """Raise InvalidOption for numbers that are too large, or that contradict each other."""
+        largest = {"pack_size": MAX_PACK_SIZE, "epochs": MAX_EPOCHS}
+        for name, value in vars(self).items():
+            if isinstance(value, int) and value > (limit := largest.get(name, MAX_NUMBER)):
+                flag = f"--{name.replace('_', '-')}"
+                raise InvalidOption(flag, f"{value} is more than {limit:,}; choose a smaller number")
+        if self.pack_size % self.multiple:
+            raise InvalidOption(
+                "--pack-size",
+                f"{self.pack_size} is not a multiple of {self.multiple}, to which --cp {self.cp}, --tp {self.tp} and "
+                f"{'--sp' if self.sp else '--no-sp'} pad each sequence; choose {self._next_size}",
+            )
+
+    @property
+    def multiple(self) -> int:
+        """The multiple of the positions of each sequence: lcm(2 CP if CP > 1, CP TP with sequence parallelism)."""
+        return math.lcm(2 * self.cp if self.cp > 1 else 1, self.cp * self.tp if self.sp else 1)
+
+    @property
+    def _next_size(self) -> int:
+        return -(-self.pack_size // self.multiple) * self.multiple
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackOptions(RowOptions):
+    """All options of the stage pack that determine bytes."""
+
+    format: Annotated[
+        str, Option("Format of the files: parquet, npy (pickled, deprecated) or jsonl.", choices=FORMATS)
+    ] = FORMATS[0]
+    over_long: Annotated[
+        str,
+        Option(
+            "A sequence longer than a row: fail, drop (and count it), or split (only for documents without a mask).",
+            choices=(FAIL, DROP, SPLIT),
+        ),
+    ] = FAIL
+    key: Annotated[str | None, Option("The key to pack from a preprocessed dataset with several keys.")] = None
+
+    def request(self) -> dict[str, Any]:
+        """Return the parameters for the plan."""
+        return dict(vars(self))

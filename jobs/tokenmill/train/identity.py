@@ -1,0 +1,252 @@
+"""The data that a run's checkpoints were trained on, recorded next to them to detect a change.
+
+Megatron-LM stores in a checkpoint how many samples were consumed, and resumes with the next sample of the data that its
+arguments name. Another dataset, tokenizer, blend, split, seed or sequence length changes that sample. An identity
+contains exactly these. It does not contain settings that change only the speed, the length or the machines of a run
+(learning rate, batch, iterations, GPUs), nor the path of the data.
+
+    .tokenmill/train/identity.json      every identity of the run, with the first iteration that was trained with it
+
+`run` calls `check_identity` on node 0 before it starts the trainer.
+"""
+
+import math
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tokenmill.core.files.codec import read_json, readable_json
+from tokenmill.core.files.tree import Tree
+from tokenmill.core.typed_json import convert_json
+from tokenmill.errors import RequestError
+from tokenmill.train.data.index_child import parse_data_arguments
+
+if TYPE_CHECKING:
+    from tokenmill.datasets.training_data import TrainingData
+    from tokenmill.datasets.weighted import WeightedDataset
+
+IDENTITY = "identity.json"
+
+DATA_FLAGS = (
+    *("--data-path", "--data-args-path", "--per-split-data-args-path", "--per-dataset-sequences-path"),
+    *("--train-data-path", "--valid-data-path", "--test-data-path", "--mock-data", "--fim-data"),
+    *("--sft", "--sft-tokenizer-prompt-format"),
+    *("--dataloader-type", "--mid-level-dataset-surplus", "--phase-transition-iterations"),
+    *("--tokenizer-type", "--tokenizer-model", "--vocab-file", "--merge-file"),
+)
+"""Flags of extraArgs that change the samples in ways that no other part of an identity shows."""
+
+
+class IdentityPart(msgspec.Struct, frozen=True):
+    """A dataset of a list: its path, its content, its share of the samples."""
+
+    path: str
+    content: str
+    """Hash of the content."""
+    tokens: int
+    share: float
+
+    @property
+    def description(self) -> str:
+        """Return path, size and content for a message."""
+        return f"{self.path} ({self.tokens:,} tokens, {self.content[:12]})"
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Everything that determines which tokens a run's n-th sample contains."""
+
+    lists: dict[str, list[IdentityPart]]
+    """As in TrainingData: `all`, or a list for each split."""
+    split: str | None
+    sequence_length: int
+    seed: int
+    tokenizer: str
+    """Fingerprint of the tokenizer."""
+    tokenizer_name: str
+    arguments: list[str]
+    """Arguments in extraArgs that name data."""
+
+
+class Event(msgspec.Struct, frozen=True):
+    """A change of a run's identity: from this iteration on the run trained with it."""
+
+    iteration: int
+    time: float
+    identity: Identity
+    adopted: bool = False
+    """There is no record of the earlier data: an older version of tokenmill recorded no identity."""
+
+
+class History(msgspec.Struct, frozen=True):
+    """The content of identity.json: events in the order of time; the tracker may have been set back between them."""
+
+    events: list[Event]
+    format: int = 1
+
+
+def build_identity(data: "TrainingData", arguments: Sequence[str], extra_args: Sequence[str]) -> Identity:
+    """Return the identity of a run with this data and command line; the last of several equal flags wins.
+
+    Megatron-LM has the same rule.
+    """
+    args = parse_data_arguments(arguments)
+    return Identity(
+        lists={name: [_build_part(source) for source in sources] for name, sources in data.lists.items()},
+        split=args.split,
+        sequence_length=args.seq_length,
+        seed=args.seed,
+        tokenizer=data.fingerprint,
+        tokenizer_name=data.reference,
+        arguments=_select_data_arguments(extra_args),
+    )
+
+
+def _build_part(source: "WeightedDataset") -> IdentityPart:
+    return IdentityPart(source.path, source.content, source.tokens, source.share)
+
+
+def _select_data_arguments(extra_args: Sequence[str]) -> list[str]:
+    arguments: list[str] = []
+    is_data_flag = False
+    for argument in extra_args:
+        if argument.startswith("--"):
+            is_data_flag = argument.partition("=")[0] in DATA_FLAGS
+        if is_data_flag:
+            arguments.append(argument)
+    return arguments
+
+
+def check_identity(directory: Path, iteration: int, identity: Identity, *, allow_change: bool) -> list[str]:
+    """Compare an attempt's data with that of the checkpoint to resume from; record a new identity; return log lines.
+
+    `directory` contains the run's records. `iteration` is 0 for an attempt without a checkpoint, which may have any
+    data. Node 0 calls this function before its trainer can save a checkpoint.
+
+    Raises:
+        RequestError: the data differs, and a change is not allowed; or the record is damaged.
+    """
+    path, tree = directory / IDENTITY, Tree(directory.parents[1])
+    events = _read_events(path, tree)
+    valid_events = _drop_superseded(events)
+    checkpoint_events = _select_checkpoint_events(valid_events, iteration) if iteration else []
+    changes = [_list_differences(event.identity, identity) for event in checkpoint_events]
+    messages: list[str] = []
+    if iteration and not checkpoint_events:
+        messages.append(
+            f"note: there is no record of the data of the checkpoint at iteration {iteration:,}; from now on {path} "
+            "records the data of this run"
+        )
+    elif iteration and all(changes):
+        lines = "".join(f"\n  - {change}" for change in changes[0])
+        if not allow_change:
+            raise RequestError(
+                f"the checkpoint of iteration {iteration:,} was trained on other data than this run would continue "
+                f"with ({path}):{lines}\nrestore the previous data; or set another directory for checkpoints (in a "
+                "chart: --set storage.checkpointPath=...); or set dataset.allowChange to true to accept the change"
+            )
+        messages.append(
+            f"warning: from iteration {iteration:,} on, the run continues with other data (dataset.allowChange):{lines}"
+        )
+    previous_events = [event for event in valid_events if event.iteration <= iteration]
+    if (
+        previous_events != valid_events
+        or not previous_events
+        or _list_differences(previous_events[-1].identity, identity)
+    ):
+        event = Event(iteration, time.time(), identity, adopted=bool(iteration and not checkpoint_events))
+        tree.write_atomic(path, readable_json(msgspec.to_builtins(History([*events, event]))))
+    return messages
+
+
+def _read_events(path: Path, tree: Tree) -> list[Event]:
+    """Return the recorded events, an empty list if there is no record."""
+    value = read_json(path, tree=tree)
+    if value is None and not os.path.lexists(path):
+        return []
+    try:
+        events = convert_json(value, History).events
+    except msgspec.ValidationError as problem:
+        raise RequestError(
+            f"{path} is damaged, or another program changed it ({problem}): it records the data that the checkpoints "
+            "were trained on; restore it from a backup, or, if the data has not changed, delete it, and the next "
+            "attempt writes it again"
+        ) from None
+    return events
+
+
+def _drop_superseded(events: list[Event]) -> list[Event]:
+    """Return the events that still apply: each drops earlier events from its iteration on.
+
+    Such an event follows a tracker that was set back.
+    """
+    valid_events: list[Event] = []
+    for event in events:
+        valid_events = [*(earlier for earlier in valid_events if earlier.iteration < event.iteration), event]
+    return valid_events
+
+
+def _select_checkpoint_events(valid_events: list[Event], iteration: int) -> list[Event]:
+    """Return the events whose data an attempt may have.
+
+    These are the data of its checkpoint, and those of an earlier attempt that started at this iteration and saved
+    nothing.
+    """
+    before = [event for event in valid_events if event.iteration < iteration][-1:]
+    return before + [event for event in valid_events if event.iteration == iteration]
+
+
+def _list_differences(old: Identity, new: Identity) -> list[str]:
+    """Return a line `name: old -> new` for each difference."""
+    differences: list[str] = []
+    old_parts, new_parts = _parts_by_content(old), _parts_by_content(new)
+    if old_parts.keys() != new_parts.keys():
+        removed = ", ".join(part.description for content, part in old_parts.items() if content not in new_parts)
+        added = ", ".join(part.description for content, part in new_parts.items() if content not in old_parts)
+        differences.append(f"data: {removed or 'nothing removed'} -> {added or 'nothing added'}")
+    elif not _is_same_blend(old, new):
+        differences.append(f"blend: {_describe_blend(old)} -> {_describe_blend(new)}")
+    if old.tokenizer != new.tokenizer:
+        differences.append(
+            f"tokenizer: {old.tokenizer_name} ({old.tokenizer[:12]}) -> {new.tokenizer_name} ({new.tokenizer[:12]})"
+        )
+    values = {
+        "sequence length": (old.sequence_length, new.sequence_length),
+        "split": (old.split or "a list for each split", new.split or "a list for each split"),
+        "seed": (old.seed, new.seed),
+        "extraArgs": (" ".join(old.arguments) or "none", " ".join(new.arguments) or "none"),
+    }
+    return [
+        *differences,
+        *(
+            f"{name}: {old_value} -> {new_value}"
+            for name, (old_value, new_value) in values.items()
+            if old_value != new_value
+        ),
+    ]
+
+
+def _parts_by_content(identity: Identity) -> dict[str, IdentityPart]:
+    return {part.content: part for parts in identity.lists.values() for part in parts}
+
+
+def _is_same_blend(old: Identity, new: Identity) -> bool:
+    """Compare order and shares, because Megatron-LM's sampling depends on both."""
+    return old.lists.keys() == new.lists.keys() and all(
+        [part.content for part in parts] == [part.content for part in new.lists[name]]
+        and all(
+            math.isclose(old_part.share, new_part.share)
+            for old_part, new_part in zip(parts, new.lists[name], strict=True)
+        )
+        for name, parts in old.lists.items()
+    )
+
+
+def _describe_blend(identity: Identity) -> str:
+    return "; ".join(
+        f"{name} " + " + ".join(f"{part.share:.4%} {part.path}" for part in parts)
+        for name, parts in identity.lists.items()
+    )
