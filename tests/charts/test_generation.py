@@ -26,8 +26,8 @@ def keys(copy: Path, chart: str, *path: str) -> set[str]:
 @pytest.mark.parametrize(
     ("source", "line", "reached"),
     [
-        ("dataset-preprocess", "verifyEncoder", ["dataset-preprocess", "dataset-pipeline/preprocess"]),
-        ("dataset-download", "connections", ["dataset-download/dataset", "dataset-pipeline/download/dataset"]),
+        ("dataset-preprocess", "stream", ["dataset-preprocess/dataset", "dataset-pipeline/preprocess/dataset"]),
+        ("dataset-download", "fullDataset", ["dataset-download/dataset", "dataset-pipeline/download/dataset"]),
         ("megatron-training", "allowChange", ["megatron-training/dataset"]),
         ("shared-storage", "nconnect", ["shared-storage/nfs"]),
     ],
@@ -41,6 +41,42 @@ def test_a_removed_key_is_removed_from_every_schema(copy: Path, source: str, lin
     assert generate(copy).returncode == 0
     assert not any(line in keys(copy, *place.split("/")) for place in reached)
     assert generate(copy, "--check").returncode == 0
+
+
+def copy_package(copy: Path) -> Path:
+    """Replace the link to the package by a copy, and return it."""
+    (copy / "jobs").unlink()
+    shutil.copytree(ROOT / "jobs", copy / "jobs", ignore=shutil.ignore_patterns("__pycache__"))
+    return copy / "jobs/tokenmill"
+
+
+NEW_OPTION = """\
+    emphasis: Annotated[
+        float | None, Option("How strongly.", minimum=1, chart="tokenizer.emphasis")
+    ] = None
+"""
+
+
+def test_an_option_with_its_key_is_two_manual_files(copy: Path) -> None:
+    options = copy_package(copy) / "tokenize/options.py"
+    edit(options, r"^    append_eod: Annotated", f"{NEW_OPTION}    append_eod: Annotated")
+    assert "values.yaml has no tokenizer.emphasis, the key of --emphasis" in generate(copy).stderr
+    chart = copy / "charts/dataset-preprocess"
+    edit(
+        chart / "values.yaml",
+        r"^  eodToken: null\n",
+        "  eodToken: null\n  # -- (float) How strongly\n  emphasis: null\n",
+    )
+    result = generate(copy)
+    assert result.returncode == 0, result.stderr
+    assert "emphasis" in (chart / "README.md").read_text()
+    values = ["--set", "storage.pvcName=claim", "--set", "dataset.inputPath=a", "--set", "tokenizer.name=x"]
+    assert "--emphasis=2.5" in helm("template", "r", chart, *values, "--set", "tokenizer.emphasis=2.5").stdout
+    assert "emphasis" in helm("template", "r", chart, *values, "--set", "tokenizer.emphasis=much").stderr
+    assert "emphasis" not in helm("template", "r", chart, *values).stdout
+    pipeline = ["--set", "dataset.root=a", "--set", "preprocess.tokenizer.emphasis=3", *values[:2]]
+    pipeline += ["--set", "preprocess.tokenizer.name=x"]
+    assert "--emphasis=3" in helm("template", "r", copy / "charts/dataset-pipeline", *pipeline).stdout
 
 
 def test_a_key_removed_from_all_stages_is_removed_from_all_schemas(copy: Path) -> None:
@@ -160,23 +196,40 @@ properties:
       inputPath: {type: [string, 'null']}
       outputPath: {type: [string, 'null']}
       fromStage: {}
-  processes: {type: [integer, 'null'], minimum: 1}
 """,
     "README.md.gotmpl": '# {{ template "chart.name" . }}\n\n{{ template "chart.valuesSection" . }}\n',
     "templates/command/_command.tpl": """\
 {{- define "dataset-toy.command" -}}
-{{- dict "flags" (dict "from" .Values.dataset.fromStage "processes" .Values.processes) | toJson -}}
+{{- dict "flags" (include "dataset-toy.options" . | fromJson) | toJson -}}
 {{- end }}
 """,
 }
 
+COMMAND = '''\
+"""A command."""
+
+from tokenmill.cli import options as o
+from tokenmill.cli.groups import spread
+from tokenmill.engine.options import RunOptions, WorkerOptions
+
+
+@spread
+def toy(
+    input: o.Input,
+    workers: WorkerOptions,
+    run: RunOptions,
+    from_stage: o.From = None,
+    processes: o.Processes = None,
+) -> None:
+    """Do nothing."""
+'''
+
 
 def test_a_stage_s_chart_is_five_manual_files(copy: Path) -> None:
-    (copy / "jobs").unlink()
-    shutil.copytree(ROOT / "jobs", copy / "jobs", ignore=shutil.ignore_patterns("__pycache__"))
+    package = copy_package(copy)
+    (package / "cli/toy.py").write_text(COMMAND)
     entry = '    StageEntry(StageKind("toy", Files), "toyed", PREPROCESS_NEXT, optional=True),\n'
-    registry = copy / "jobs/tokenmill/stages/registry.py"
-    edit(registry, r"^    StageEntry\(PREPROCESS", f"{entry}    StageEntry(PREPROCESS")
+    edit(package / "stages/registry.py", r"^    StageEntry\(PREPROCESS", f"{entry}    StageEntry(PREPROCESS")
     chart = copy / "charts/dataset-toy"
     for name, text in STAGE.items():
         (chart / name).parent.mkdir(parents=True, exist_ok=True)

@@ -32,17 +32,6 @@ Input: a string. Output: a YAML string.
 {{- end }}
 
 {{/*
-Return the options that select the input files of a stage, from a source, a directory or an earlier stage's output.
-Input: $. Output: YAML of options.
-  {{ include "tokenmill.selection" . | fromYaml }}
-*/}}
-{{- define "tokenmill.selection" -}}
-{{- with .Values.dataset }}
-{{- dict "include" .include "exclude" .exclude "split" .split "sample" .sampleFiles "prefer" .prefer | toYaml }}
-{{- end }}
-{{- end }}
-
-{{/*
 Return the directories that a stage reads and writes, relative to their volumes, as the values name them. One of them
 may be empty: a stage with a source does not read a directory, and the other commands write below their input by
 default. `dataset.root` is the default of the former's output and of the latter's input, so that one file of values fits

@@ -18,17 +18,3 @@ these values are a section of another chart.
 {{- end -}}
 {{- end }}
 {{- end }}
-
-{{/*
-Return the options that select and read the files of a directory or of a streamed source. Input: $. Output: YAML of options.
-  {{ include "tokenmill.reading" . | fromYaml }}
-*/}}
-{{- define "tokenmill.reading" -}}
-{{- $dataset := .Values.dataset -}}
-{{- merge (include "tokenmill.selection" . | fromYaml) (dict
-      "revision" (ternary $dataset.revision nil (eq true $dataset.stream))
-      "from" $dataset.fromStage
-      "format" $dataset.format
-      "zstd-window" $dataset.zstdWindow
-      "max-record-size" $dataset.maxRecordSize) | toYaml }}
-{{- end }}

@@ -3,12 +3,15 @@
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from importlib import import_module
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import typer
 from typer.core import TyperCommand
 
 from tokenmill.core.files.user_path import local_path
+
+if TYPE_CHECKING:
+    from tokenmill.cli.groups import Declaration
 
 COMMANDS = (
     "sample",
@@ -101,6 +104,19 @@ class CommandWithSubcommands(Command):
         super().format_options(ctx, formatter)
         with formatter.section("Commands"):
             formatter.write_dl([(name, command.get_short_help_str(200)) for name, command in self.parsers.items()])
+
+
+def list_options(name: str) -> "dict[str, Declaration]":
+    """Return the Options of a command by flag without dashes."""
+    module = import_module(f"tokenmill.cli.{name}")
+    options: dict[str, Declaration] = getattr(module, name).declarations
+    return options
+
+
+def chart_keys(stage: str) -> dict[str, str]:
+    """Return the key of each option of a stage in the values of the stage's chart, by flag without dashes."""
+    options = {flag: declared.option for flag, declared in list_options(stage).items()}
+    return {flag: option.chart for flag, option in options.items() if option.chart and option.chart_of in ("", stage)}
 
 
 def register(app: typer.Typer, requested: str = "") -> None:

@@ -2,12 +2,10 @@
 
 from typing import Annotated
 
-import typer
-
 from tokenmill.cli import options as o
 from tokenmill.cli.groups import spread
 from tokenmill.cli.submittable import SubmittableCommand
-from tokenmill.engine.options import FileOptions, RunOptions, WorkerOptions
+from tokenmill.engine.options import FileOptions, Option, RunOptions, WorkerOptions
 from tokenmill.sources.options import LineOptions
 
 
@@ -19,8 +17,8 @@ def concatenate(
     workers: WorkerOptions,
     run: RunOptions,
     output: o.Output = None,
-    target_files: Annotated[int, typer.Option("--target-files", min=1, help="Number of files to write.")] = 256,
-    name: o.Name = "part",
+    target_files: Annotated[int, Option("Number of files to write.", minimum=1, chart="dataset.targetFiles")] = 256,
+    name: Annotated[str, Option("First part of the names of joined outputs.", chart="dataset.name")] = "part",
     from_stage: o.From = None,
     processes: o.Processes = None,
 ) -> None:

@@ -5,11 +5,10 @@ from typing import Annotated
 
 import typer
 
-from tokenmill.cli import options as o
 from tokenmill.cli.commands import address
 from tokenmill.cli.groups import spread
 from tokenmill.cli.submittable import SubmittableCommand
-from tokenmill.engine.options import FileOptions, RunOptions, WorkerOptions
+from tokenmill.engine.options import FileOptions, Option, RunOptions, WorkerOptions
 from tokenmill.sources.options import SourceOptions
 from tokenmill.sources.schemes import format_addresses
 
@@ -23,7 +22,12 @@ def download(
     workers: WorkerOptions,
     run: RunOptions,
     layout: Annotated[
-        str, typer.Option(help="flat: all files in OUTPUT; tree: the directories of the source.")
+        str,
+        Option(
+            "flat: all files in OUTPUT; tree: the directories of the source.",
+            choices=("flat", "tree"),
+            chart="dataset.layout",
+        ),
     ] = "flat",
 ) -> None:
     """Fetch a corpus from the Hub, a bucket, the web or a disk, and check the hash of every file."""
@@ -31,7 +35,7 @@ def download(
     from tokenmill.sources.uri import normalize_source
     from tokenmill.stages.download import Download
 
-    selection = files.selection(source.sample, o.check_choice("--layout", layout, "flat", "tree"))
+    selection = files.selection(source.sample, layout)
     stage = Download(uri=normalize_source(uri), output=output, selection=selection, source=source)
     run_and_report(stage, run, workers)
 

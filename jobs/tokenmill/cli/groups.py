@@ -1,15 +1,29 @@
-"""Turn option groups into flags of a command: Typer sees one parameter for each field of a group."""
+"""Turn Options and groups of them into flags of a command: Typer sees one parameter for each Option."""
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
 import typer
 
 from tokenmill.engine.options import InvalidOption, Option
+
+
+class Declaration(NamedTuple):
+    """An Option of a command: the field or parameter that has it, its type and its default (... if it has none)."""
+
+    name: str
+    kind: Any
+    option: Option
+    default: Any
+
+    @property
+    def flag(self) -> str:
+        """The flag, with the one that unsets it if there is one, such as `--sp/--no-sp`."""
+        return self.option.flag or f"--{self.name.replace('_', '-')}"
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
@@ -17,14 +31,20 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     hints = get_type_hints(command, include_extras=True)
     parameters: list[Parameter] = []
     groups: dict[str, tuple[type, list[str]]] = {}
+    declared: list[Declaration] = []
     for parameter in inspect.signature(command).parameters.values():
         hint = hints[parameter.name]
         if isinstance(hint, type) and is_dataclass(hint):
-            group_parameters = list(_make_parameters(hint))
-            groups[parameter.name] = hint, [field.name for field in group_parameters]
-            parameters += group_parameters
+            own = list(_list_fields(hint))
+            groups[parameter.name] = hint, [field.name for field in own]
+        elif any(isinstance(part, Option) for part in get_args(hint)):
+            kind, option = get_args(hint)
+            own = [Declaration(parameter.name, kind, option, parameter.default)]
         else:
             parameters.append(parameter.replace(annotation=hint, kind=Parameter.KEYWORD_ONLY))
+            continue
+        declared += own
+        parameters += [_make_parameter(declaration) for declaration in own]
 
     def check(values: dict[str, Any]) -> None:
         """Replace the fields of each group in `values` by the group; end with a usage message if they conflict."""
@@ -40,27 +60,29 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
         command(**values)
 
     run.check = check  # type: ignore[attr-defined]
+    run.declarations = {option.flag.partition("/")[0].lstrip("-"): option for option in declared}  # type: ignore[attr-defined]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 
 
-def _make_parameters(group: type) -> Iterator[Parameter]:
+def _list_fields(group: type) -> Iterator[Declaration]:
     hints = get_type_hints(group, include_extras=True)
     for field in fields(group):
         if get_args(hints[field.name])[1:]:
-            yield _make_parameter(field, hints[field.name])
+            kind, option = get_args(hints[field.name])
+            yield Declaration(field.name, kind, option, ... if field.default is MISSING else field.default)
 
 
-def _make_parameter(field: Field[Any], hint: Any) -> Parameter:
-    kind, option = get_args(hint)
-    flag = option.flag or f"--{field.name.replace('_', '-')}"
+def _make_parameter(declaration: Declaration) -> Parameter:
+    name, kind, option, default = declaration
+    flag = declaration.flag
     parse = _choice_parser(option, flag) if option.choices else option.parse and _value_parser(option, flag)
     settings: dict[str, Any] = {"help": option.help, "envvar": option.env, "show_default": option.show_default}
+    settings |= {"metavar": option.metavar} if option.metavar else {}
     settings |= {"parser": parse, "metavar": "<str>"} if parse else {"min": option.minimum, "max": option.maximum}
-    default = ... if field.default is MISSING else field.default
     annotation: Any = Annotated.__class_getitem__((kind, typer.Option(flag, **settings)))  # type: ignore[attr-defined]
-    return Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _choice_parser(option: Option, flag: str) -> Callable[[str], str]:

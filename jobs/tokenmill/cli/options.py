@@ -1,4 +1,4 @@
-"""The options that several commands share, each declared once."""
+"""The arguments and options that several commands share, each declared once."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli.commands import address
-from tokenmill.engine.options import WorkerOptions
+from tokenmill.engine.options import Option, WorkerOptions
 
 Input = Annotated[
     Path, typer.Argument(metavar="INPUT", help="Directory of a dataset, output of an earlier stage, or file.")
@@ -27,11 +27,12 @@ Output = Annotated[
     Path | None, typer.Argument(metavar="OUTPUT", help="Directory to write to. Default: a directory below INPUT.")
 ]
 Processes = Annotated[
-    int | None, typer.Option("--processes", min=1, help="Number of processes. Default: the number of CPUs.")
+    int | None, Option("Number of processes. Default: the number of CPUs.", minimum=1, chart="processes")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print progress and result as JSON lines.")]
 From = Annotated[
-    str | None, typer.Option("--from", metavar="STAGE", help="Read this stage's output instead of the furthest.")
+    str | None,
+    Option("Read this stage's output instead of the furthest.", "--from", metavar="STAGE", chart="dataset.fromStage"),
 ]
 Only = Annotated[str | None, typer.Option("--stage", metavar="STAGE", help="Check only this stage.")]
 OnlyStage = Annotated[
@@ -50,7 +51,6 @@ Profiles = Annotated[
 Endpoint = Annotated[
     str | None, typer.Option("--endpoint", envvar="HF_ENDPOINT", help="Address of the Hub or a mirror.")
 ]
-Name = Annotated[str, typer.Option("--name", help="First part of the names of joined outputs.")]
 
 
 def usage_error(parameter: str, reason: str) -> typer.BadParameter:

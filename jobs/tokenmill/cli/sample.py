@@ -6,9 +6,11 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli import options as o
+from tokenmill.cli.groups import spread
 from tokenmill.engine.options import RunOptions
 
 
+@spread
 def sample(
     output: Annotated[Path, typer.Argument(help="Directory to write to.")] = Path("out"),
     processes: o.Processes = None,
@@ -22,7 +24,7 @@ def sample(
 
     corpus = output.resolve() / NAME  # the records contain this path, so it must be the same in every run
     harvested = harvest(corpus)
-    tokenizer = Path(__file__).parent.parent / "sample" / "tokenizer"
+    tokenizer = Path(__file__).parents[1] / "pipelines/sample/tokenizer"
     pipeline = Pipeline(
         uri=f"file://{corpus}",  # the path after file:// is used unchanged, without %-escapes
         output=output,

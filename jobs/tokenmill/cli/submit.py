@@ -43,10 +43,11 @@ def submit(call: Call, on: str, profiles: Path | str | None, job_name: str | Non
     if all(isinstance(profile, SlurmProfile) for profile in resolved):
         _submit_to_slurm(call, stages, [p for p in resolved if isinstance(p, SlurmProfile)], workers, job_name, dry_run)
     elif all(isinstance(profile, KubernetesProfile) for profile in resolved):
+        from tokenmill.cli.commands import chart_keys
         from tokenmill.submit import kubernetes
 
         pairs = [(stage, p) for stage, p in zip(stages, resolved, strict=True) if isinstance(p, KubernetesProfile)]
-        release = kubernetes.make_release(call, dict(pairs), workers, job_name)
+        release = kubernetes.make_release(call, dict(pairs), workers, job_name, chart_keys)
         status = ["tokenmill", "status", release.output, "--on", on]
         status += [] if profiles is None else ["--profiles", str(profiles)]
         sys.stdout.write(kubernetes.describe(release) if dry_run else kubernetes.install(release, shlex.join(status)))

@@ -36,6 +36,9 @@ class Option(NamedTuple):
         choices: all valid values.
         parse: converts the text to the value; it raises ValueError for an invalid text.
         show_default: whether the help text contains the default.
+        metavar: the placeholder of the value in the help text; that of the type if empty.
+        chart: the key of the option in the values of its stage's chart; empty if the charts do not set it.
+        chart_of: the only stage whose chart has the key; empty if the charts of all stages with the option have it.
     """
 
     help: str
@@ -46,6 +49,9 @@ class Option(NamedTuple):
     choices: tuple[str, ...] = ()
     parse: Callable[[str], Any] | None = None
     show_default: bool = True
+    metavar: str = ""
+    chart: str = ""
+    chart_of: str = ""
 
 
 class InvalidOption(RequestError):
@@ -86,15 +92,26 @@ def parse_size_limit(text: str) -> int:
 class FileOptions:
     """The selection of files of a source or a directory; see `tokenmill.engine.selection`."""
 
-    include: Annotated[list[str] | None, Option("Select only files that match this pattern; repeatable.")] = None
-    exclude: Annotated[list[str] | None, Option("Exclude files that match this pattern; repeatable.")] = None
+    include: Annotated[
+        list[str] | None, Option("Select only files that match this pattern; repeatable.", chart="dataset.include")
+    ] = None
+    exclude: Annotated[
+        list[str] | None, Option("Exclude files that match this pattern; repeatable.", chart="dataset.exclude")
+    ] = None
     split: Annotated[
         str | None,
-        Option("train, validation or test; 'any' selects all. Default: train if the source has several splits."),
+        Option(
+            "train, validation or test; 'any' selects all. Default: train if the source has several splits.",
+            chart="dataset.split",
+        ),
     ] = None
     prefer: Annotated[
         str | None,
-        Option("compressed or plain: the form to read if a text exists in both forms.", choices=tuple(PREFERENCES)),
+        Option(
+            "compressed or plain: the form to read if a text exists in both forms.",
+            choices=tuple(PREFERENCES),
+            chart="dataset.prefer",
+        ),
     ] = None
 
     def selection(self, sample: int | None = None, layout: str = "flat") -> Selection:
@@ -181,9 +198,15 @@ class RunOptions(MetricsOptions, NotifyOptions):
     """Options of a run that every stage has."""
 
     replace: Annotated[
-        bool, Option("Replace an output that has other parameters; unchanged units are kept.", "--replace")
+        bool,
+        Option("Replace an output that has other parameters; unchanged units are kept.", "--replace", chart="replace"),
     ] = False
     verify_hashes: Annotated[
-        bool, Option("Read finished files again and compare their hashes, not only their sizes.", "--verify-hashes")
+        bool,
+        Option(
+            "Read finished files again and compare their hashes, not only their sizes.",
+            "--verify-hashes",
+            chart="verifyHashes",
+        ),
     ] = False
     json: Annotated[bool, Option("Print progress and result as JSON lines.", "--json")] = False

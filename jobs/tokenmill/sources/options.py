@@ -26,14 +26,39 @@ def _parse_line_format(text: str) -> str:
 class SourceOptions:
     """The revision of a source, and how its files are fetched."""
 
-    revision: Annotated[str | None, Option("Branch, tag or commit of the dataset on the Hub.")] = None
-    sample: Annotated[int | None, Option("Use N of the files, the same files in every run.", minimum=1)] = None
-    connections: Annotated[int, Option("Number of files to fetch in parallel.", minimum=1, maximum=256)] = 8
-    deadline: Annotated[float, Option("Seconds after which failed requests are not retried any more.", minimum=0)] = (
-        DAY_SECONDS
-    )
+    revision: Annotated[
+        str | None, Option("Branch, tag or commit of the dataset on the Hub.", chart="dataset.revision")
+    ] = None
+    sample: Annotated[
+        int | None, Option("Use N of the files, the same files in every run.", minimum=1, chart="dataset.sampleFiles")
+    ] = None
+    connections: Annotated[
+        int,
+        Option(
+            "Number of files to fetch in parallel.",
+            minimum=1,
+            maximum=256,
+            chart="dataset.connections",
+            chart_of="download",
+        ),
+    ] = 8
+    deadline: Annotated[
+        float,
+        Option(
+            "Seconds after which failed requests are not retried any more.",
+            minimum=0,
+            chart="dataset.deadlineSeconds",
+            chart_of="download",
+        ),
+    ] = DAY_SECONDS
     stall_seconds: Annotated[
-        float, Option("Close a connection that sends no data for this many seconds.", minimum=0.1)
+        float,
+        Option(
+            "Close a connection that sends no data for this many seconds.",
+            minimum=0.1,
+            chart="dataset.stallSeconds",
+            chart_of="download",
+        ),
     ] = 60.0
     endpoint: Annotated[str | None, Option("Address of the Hub, for example of a mirror.", env="HF_ENDPOINT")] = None
 
@@ -47,6 +72,7 @@ class WindowOptions:
         Option(
             "Largest accepted zstd window, up to 2GiB. Every file that is being read needs this much memory.",
             parse=partial(parse_byte_size, minimum=1, maximum=MAX_ZSTD_WINDOW),
+            chart="dataset.zstdWindow",
         ),
     ] = None
 
@@ -57,7 +83,11 @@ class LineOptions:
 
     format: Annotated[
         str | None,
-        Option("jsonl: read files with any name as jsonl. Default: by file name.", parse=_parse_line_format),
+        Option(
+            "jsonl: read files with any name as jsonl. Default: by file name.",
+            parse=_parse_line_format,
+            chart="dataset.format",
+        ),
     ] = None
 
 
@@ -71,17 +101,24 @@ class ReadingOptions(WindowOptions):
             "Read files with any name as jsonl, txt, json (arrays, or objects over several lines), parquet or arrow. "
             "Default: by file name.",
             choices=FORMATS,
+            chart="dataset.format",
         ),
     ] = None
     txt_document: Annotated[
         str | None,
-        Option("With --format txt: a document is a file (default) or a line.", choices=("file", "line")),
+        Option(
+            "With --format txt: a document is a file (default) or a line.",
+            choices=("file", "line"),
+            chart="dataset.txtDocument",
+            chart_of="preprocess",
+        ),
     ] = None
     max_record_size: Annotated[
         int | None,
         Option(
             "Largest accepted record, such as 64MB; MB is MiB. Default: limited by the available memory.",
             parse=parse_size_limit,
+            chart="dataset.maxRecordSize",
         ),
     ] = None
 

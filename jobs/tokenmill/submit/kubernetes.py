@@ -16,6 +16,7 @@ from tokenmill.submit.call import Call, make_name
 from tokenmill.submit.profile import KubernetesProfile
 from tokenmill.submit.programs import run_program
 from tokenmill.submit.values import (
+    ChartKeys,
     Mount,
     Values,
     read_settings_file,
@@ -54,7 +55,7 @@ class Release(NamedTuple):
 
 
 def make_release(
-    call: Call, profiles: Mapping[str, KubernetesProfile], workers: int | None, name: str | None
+    call: Call, profiles: Mapping[str, KubernetesProfile], workers: int | None, name: str | None, keys: ChartKeys
 ) -> Release:
     """Return the release for a call, with the profile of each of its steps.
 
@@ -75,13 +76,13 @@ def make_release(
                 "--only: the chart of the pipeline runs all stages; remove it, or use the stage's command"
             )
         chart, output = "dataset-pipeline", call.arguments[1]
-        values = (run_values if call.command == "run" else sft_values)(call, mount)
+        values = (run_values if call.command == "run" else sft_values)(call, mount, keys)
         for stage, profile in profiles.items():
             if stage != "verify":
                 values.setdefault(stage, {})["workers"] = workers or profile.workers
     else:
         chart, output = f"dataset-{call.command}", call.arguments[-1]
-        values = stage_values(call, mount)
+        values = stage_values(call, mount, keys)
         values["workers"] = workers or first.workers
     output = str(PurePosixPath(first.mount) / output)
     _add(values, "storage", {"pvcName": first.claim, "mountPath": first.mount})

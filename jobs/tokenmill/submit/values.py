@@ -1,8 +1,8 @@
 """The values of the charts for a command line: the inverse of the charts' templates `command/_command.tpl`.
 
-`VALUES` has the place of each option in the values of its stage's chart. In the values of charts/dataset-pipeline, the
-place is in the section of the stage, unless all stages share the key. The tests render each option, and compare the
-command of the pod with the original one.
+Each Option declares its key in the values of its stage's chart. In the values of charts/dataset-pipeline, the key is in
+the section of the stage, unless all stages share it. The tests render each option, and compare the command of the pod
+with the original one.
 """
 
 import json
@@ -15,116 +15,8 @@ from tokenmill.core.typed_json import decode_json
 from tokenmill.errors import RequestError
 from tokenmill.submit.call import Call, OptionValue
 
-_FILES = {name: f"dataset.{name}" for name in ("include", "exclude", "split", "prefer")}
-_READING = {**_FILES, "from": "dataset.fromStage", "format": "dataset.format", "processes": "processes"}
-_WINDOW = {"zstd-window": "dataset.zstdWindow"}
-_RUN = {"replace": "replace", "verify-hashes": "verifyHashes"}
-_RECORDS = {
-    **_WINDOW,
-    "sample": "dataset.sampleFiles",
-    "revision": "dataset.revision",
-    "max-record-size": "dataset.maxRecordSize",
-    "on-bad-record": "onBadRecord",
-    "max-bad-records": "maxBadRecords",
-}
-_ENCODING = {
-    "target-files": "dataset.targetFiles",
-    "name": "dataset.name",
-    "tokenizer": "tokenizer.name",
-    "tokenizer-revision": "tokenizer.revision",
-    "tokenizer-source": "tokenizer.source",
-    "special-in-text": "tokenizer.specialInText",
-    "eod-token": "tokenizer.eodToken",
-    "encoder": "encoder",
-    "verify-encoder": "verifyEncoder",
-}
-VALUES: dict[str, dict[str, str]] = {
-    "download": {
-        **_FILES,
-        **_RUN,
-        "sample": "dataset.sampleFiles",
-        "revision": "dataset.revision",
-        "layout": "dataset.layout",
-        "connections": "dataset.connections",
-        "deadline": "dataset.deadlineSeconds",
-        "stall-seconds": "dataset.stallSeconds",
-    },
-    "extract": {**_READING, **_WINDOW, **_RUN},
-    "concatenate": {
-        **_READING,
-        **_RUN,
-        "target-files": "dataset.targetFiles",
-        "name": "dataset.name",
-    },
-    "transform": {
-        **_READING,
-        **_RUN,
-        **_RECORDS,
-        "transform": "function.name",
-        "set": "function.arguments",
-        "shard-size": "shards.size",
-        "shards": "shards.number",
-        "compression": "shards.compression",
-        "output-format": "shards.format",
-    },
-    "preprocess": {
-        **_READING,
-        **_RUN,
-        **_RECORDS,
-        **_ENCODING,
-        "txt-document": "dataset.txtDocument",
-        "keys": "dataset.keys",
-        "append-eod": "tokenizer.appendEod",
-        "special-tokens": "tokenizer.specialTokens",
-    },
-    "chat": {
-        **_READING,
-        **_RUN,
-        **_RECORDS,
-        **_ENCODING,
-        "messages": "dataset.messages",
-        "tools": "dataset.tools",
-        "role-map": "dataset.roleMap",
-        "chat-template": "dataset.chatTemplate",
-        "train": "train.turns",
-        "train-reasoning": "train.reasoning",
-        "train-tool-calls": "train.toolCalls",
-        "train-end": "train.end",
-        "stop-tokens": "train.stopTokens",
-        "tool-arguments": "rows.toolArguments",
-        "empty-answer": "rows.emptyAnswer",
-        "unrendered": "rows.unrendered",
-        "prompt-template": "rows.promptTemplate",
-        "separator": "rows.separator",
-        "strip": "rows.strip",
-        "append-eos": "rows.appendEos",
-        "date": "rows.date",
-        "max-length": "length.maximum",
-        "over-long": "length.overLong",
-        "rendering": "rendering",
-    },
-    "pack": {
-        **_RUN,
-        "from": "dataset.fromStage",
-        "processes": "processes",
-        "key": "dataset.key",
-        "pack-size": "dataset.packSize",
-        "algorithm": "rows.algorithm",
-        "seed": "rows.seed",
-        "epochs": "rows.epochs",
-        "count": "rows.count",
-        "rows-multiple-of": "rows.multipleOf",
-        "over-long": "rows.overLong",
-        "cp": "parallelism.contextParallelSize",
-        "tp": "parallelism.tensorModelParallelSize",
-        "sp": "parallelism.sequenceParallel",
-        "format": "shards.format",
-        "shards": "shards.number",
-        "valid-shards": "shards.validation",
-        "test-shards": "shards.test",
-    },
-}
-"""The place of each option in the values, by stage and flag."""
+ChartKeys = Callable[[str], Mapping[str, str]]
+"""Returns the key of each option of a stage in the values of the stage's chart, by flag without dashes."""
 
 REFUSED = {
     "endpoint": "set HF_ENDPOINT in the ConfigMap tokenmill-environment instead",
@@ -168,13 +60,13 @@ class Mount(NamedTuple):
         return str(whole.relative_to(self.path))
 
 
-def stage_values(call: Call, mount: Mount) -> Values:
+def stage_values(call: Call, mount: Mount, keys: ChartKeys) -> Values:
     """Return the values of a stage's own chart for a call of the stage.
 
     Raises:
         RequestError: an option or an argument has no value.
     """
-    values = _option_values(call.command, call.options, mount)
+    values = _option_values(keys(call.command), call.options, mount)
     arguments = list(call.arguments)
     if call.command == "download" or "://" in arguments[0]:
         _set(values, "dataset.source", arguments[0])
@@ -192,7 +84,7 @@ def stage_values(call: Call, mount: Mount) -> Values:
     return values
 
 
-def run_values(call: Call, mount: Mount) -> Values:
+def run_values(call: Call, mount: Mount, keys: ChartKeys) -> Values:
     """Return the values of charts/dataset-pipeline for a call of `run`."""
     options = dict(call.options)
     files = int(str(options.pop("concatenate", 0)))
@@ -201,11 +93,11 @@ def run_values(call: Call, mount: Mount) -> Values:
     stages = ["download", *(["extract"] if extract else []), *(["concatenate"] if files else []), "preprocess"]
     if files:
         _set(values, "concatenate.dataset.targetFiles", files)
-    _divide(values, options, stages, mount)
+    _divide(values, options, stages, mount, keys)
     return values
 
 
-def sft_values(call: Call, mount: Mount) -> Values:
+def sft_values(call: Call, mount: Mount, keys: ChartKeys) -> Values:
     """Return the values of charts/dataset-pipeline for a call of `sft`."""
     options, source = dict(call.options), call.arguments[0]
     output = mount.relative(call.arguments[1], "OUTPUT")
@@ -231,18 +123,21 @@ def sft_values(call: Call, mount: Mount) -> Values:
         _set(values, "chat.dataset.inputPath", mount.relative(source, "INPUT"))
     if "://" in source:
         _set(values, "dataset.source", source)
-    _divide(values, options, [*(["download"] if download else []), "chat", "pack"], mount)
+    _divide(values, options, [*(["download"] if download else []), "chat", "pack"], mount, keys)
     return values
 
 
-def _divide(values: Values, options: Mapping[str, OptionValue], stages: list[str], mount: Mount) -> None:
+def _divide(
+    values: Values, options: Mapping[str, OptionValue], stages: list[str], mount: Mount, keys: ChartKeys
+) -> None:
     """Set the options of a pipeline's command in the sections of the stages that have them."""
     for stage in ("download", "extract", "concatenate", "transform", "preprocess", "chat", "pack"):
         if stage in ("download", "preprocess") or stage in stages:
             _set(values, f"{stage}.enabled", value=stage in stages)
     known: set[str] = set()
     for stage in stages:
-        names = set(VALUES[stage])
+        stage_keys = keys(stage)
+        names = set(stage_keys)
         if stage not in ("download", stages[0]):  # later stages read all files of the stage before them
             names -= {"sample", "revision"}
         if stage == "pack":
@@ -251,7 +146,7 @@ def _divide(values: Values, options: Mapping[str, OptionValue], stages: list[str
             names -= {"target-files"}  # that of `run` is an option of preprocess
         own = {name: value for name, value in options.items() if name in names}
         known |= own.keys()
-        section = _option_values(stage, own, mount)
+        section = _option_values(stage_keys, own, mount)
         shared = {key: section["dataset"].pop(key) for key in list(section.get("dataset", {})) if key in _SHARED}
         values["dataset"].update(shared)
         for key in ("replace", "verifyHashes"):
@@ -263,16 +158,16 @@ def _divide(values: Values, options: Mapping[str, OptionValue], stages: list[str
         raise RequestError(f"--{name} has no value in the charts: {REFUSED.get(name, 'remove it')}")
 
 
-def _option_values(stage: str, options: Mapping[str, OptionValue], mount: Mount) -> Values:
+def _option_values(keys: Mapping[str, str], options: Mapping[str, OptionValue], mount: Mount) -> Values:
     values: Values = {}
     for name, value in options.items():
-        if name not in VALUES[stage]:
+        if name not in keys:
             raise RequestError(f"--{name} has no value in the charts: {REFUSED.get(name, 'remove it')}")
         if name == "tokenizer":
             _set_tokenizer(values, str(value), mount)
             continue
         convert = _CONVERSIONS.get(name)
-        _set(values, VALUES[stage][name], convert(value, mount) if convert else value)
+        _set(values, keys[name], convert(value, mount) if convert else value)
         if name == "transform":
             module = Path(f"{str(value).partition(':')[0]}.py")
             if ":" in str(value) and module.is_file():

@@ -16,14 +16,21 @@ from tokenmill.tokenize import engines
 class TokenizerOptions:
     """The options that select a tokenizer and its ids."""
 
-    tokenizer: Annotated[str, Option("Directory of a tokenizer, or its name on the Hub.", show_default=False)]
-    tokenizer_revision: Annotated[str | None, Option("Branch, tag or commit of the tokenizer on the Hub.")] = None
-    eod_token: Annotated[str | None, Option("Token to use as EOD instead of the tokenizer's eos.")] = None
+    tokenizer: Annotated[
+        str, Option("Directory of a tokenizer, or its name on the Hub.", show_default=False, chart="tokenizer.name")
+    ]
+    tokenizer_revision: Annotated[
+        str | None, Option("Branch, tag or commit of the tokenizer on the Hub.", chart="tokenizer.revision")
+    ] = None
+    eod_token: Annotated[
+        str | None, Option("Token to use as EOD instead of the tokenizer's eos.", chart="tokenizer.eodToken")
+    ] = None
     tokenizer_source: Annotated[
         str | None,
         Option(
             "If they differ, use the ids of the tokenizer's file (file), or of transformers' class (class).",
             choices=("file", "class"),
+            chart="tokenizer.source",
         ),
     ] = None
 
@@ -35,14 +42,15 @@ class EncodingOptions(TokenizerOptions, ReadingOptions):
     The properties are options of preprocess; other stages write the ids of complete texts, without additions.
     """
 
-    target_files: Annotated[int | None, Option("Number of outputs.", minimum=1)] = None
-    name: Annotated[str, Option("First part of the names of joined outputs.")] = "part"
+    target_files: Annotated[int | None, Option("Number of outputs.", minimum=1, chart="dataset.targetFiles")] = None
+    name: Annotated[str, Option("First part of the names of joined outputs.", chart="dataset.name")] = "part"
     encoder: Annotated[
         str,
         Option(
             f"{', '.join(engines.choices()[:-1])} or {engines.choices()[-1]}; auto uses the fastest that passes the "
             "parity gate.",
             choices=engines.choices(),
+            chart="encoder",
         ),
     ] = "auto"
     verify_encoder: Annotated[
@@ -51,6 +59,7 @@ class EncodingOptions(TokenizerOptions, ReadingOptions):
             "Also encode with Hugging Face, and stop at a difference: all texts, sample (one text in 1,000), or start "
             "(only the adversarial texts and the first documents, at plan time).",
             choices=("all", "sample", "start"),
+            chart="verifyEncoder",
         ),
     ] = "start"
     encoder_patience: Annotated[
@@ -61,10 +70,11 @@ class EncodingOptions(TokenizerOptions, ReadingOptions):
         Option(
             "fail, or quarantine: copy bad records to the directory rejected/ of the output, and continue.",
             choices=("fail", "quarantine"),
+            chart="onBadRecord",
         ),
     ] = "fail"
     max_bad_records: Annotated[
-        int, Option("With quarantine: maximum number of bad records of each output.", minimum=0)
+        int, Option("With quarantine: maximum number of bad records of each output.", minimum=0, chart="maxBadRecords")
     ] = 1000
 
     @property
@@ -100,18 +110,27 @@ class EncodingOptions(TokenizerOptions, ReadingOptions):
 class PreprocessOptions(EncodingOptions):
     """The options that determine the bytes of the pairs, and the options of the encoding processes."""
 
-    keys: Annotated[str, Option("Comma-separated keys of the text in a record; a.b is the key b in the object a.")] = (
-        "text"
-    )
-    append_eod: Annotated[bool, Option("Append EOD to each document.", "--append-eod/--no-append-eod")] = True
+    keys: Annotated[
+        str,
+        Option("Comma-separated keys of the text in a record; a.b is the key b in the object a.", chart="dataset.keys"),
+    ] = "text"
+    append_eod: Annotated[
+        bool, Option("Append EOD to each document.", "--append-eod/--no-append-eod", chart="tokenizer.appendEod")
+    ] = True
     special_tokens: Annotated[
-        bool, Option("Add BOS and other special tokens as the tokenizer does.", "--special-tokens/--no-special-tokens")
+        bool,
+        Option(
+            "Add BOS and other special tokens as the tokenizer does.",
+            "--special-tokens/--no-special-tokens",
+            chart="tokenizer.specialTokens",
+        ),
     ] = True
     special_in_text: Annotated[
         str,
         Option(
             "Special tokens in the text: keep (encode as special tokens, and warn), split (encode as text), or fail.",
             choices=("keep", "split", "fail"),
+            chart="tokenizer.specialInText",
         ),
     ] = "keep"
 

@@ -3,10 +3,5 @@ Return the command's arguments. Input: $. Output: JSON of flags, see tokenmill.s
   {{ include "dataset-extract.command" . | fromJson }}
 */}}
 {{- define "dataset-extract.command" -}}
-{{- dict
-      "flags" (merge (include "tokenmill.selection" . | fromYaml) (dict
-        "from" .Values.dataset.fromStage
-       "format" .Values.dataset.format
-       "zstd-window" .Values.dataset.zstdWindow
-       "processes" .Values.processes)) | toJson -}}
+{{- dict "flags" (include "dataset-extract.options" . | fromJson) | toJson -}}
 {{- end }}

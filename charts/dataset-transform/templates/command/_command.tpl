@@ -11,14 +11,7 @@ Return the command's arguments. Input: $. Output: JSON of source, flags and file
       "source" (include "tokenmill.streamedSource" .)
       "files" $files
       "importFiles" true
-      "flags" (merge (include "tokenmill.reading" . | fromYaml) (dict
-        "transform" $function.name
-        "set" $arguments
-        "shard-size" .Values.shards.size
-        "shards" .Values.shards.number
-        "output-format" .Values.shards.format
-        "compression" .Values.shards.compression
-        "on-bad-record" .Values.onBadRecord
-        "max-bad-records" .Values.maxBadRecords
-        "processes" .Values.processes)) | toJson -}}
+      "flags" (merge (include "dataset-transform.options" . | fromJson) (dict
+        "revision" (ternary .Values.dataset.revision nil (eq true .Values.dataset.stream))
+        "set" $arguments)) | toJson -}}
 {{- end }}

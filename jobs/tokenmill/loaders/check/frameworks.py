@@ -305,7 +305,7 @@ def _environment() -> dict[str, str]:
     variables = {
         name: value for name, value in os.environ.items() if not SECRET_NAME.search(name) and not _LAUNCHER.match(name)
     }
-    package = str(Path(__file__).parents[2])
+    package = str(Path(__file__).parents[3])
     search = [package, *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))]
     return variables | {
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(search)),

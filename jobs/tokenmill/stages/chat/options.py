@@ -27,47 +27,77 @@ class ChatOptions(EncodingOptions):
 
     chat_template: Annotated[
         str,
-        Option(f"tokenizer (the template of the tokenizer), a .jinja file, or {', '.join(BUILTIN)}."),
+        Option(
+            f"tokenizer (the template of the tokenizer), a .jinja file, or {', '.join(BUILTIN)}.",
+            chart="dataset.chatTemplate",
+        ),
     ] = "tokenizer"
     date: Annotated[
-        str | None, Option("Date that the template writes, such as 2026-01-31. Default: none.", parse=_parse_date)
+        str | None,
+        Option(
+            "Date that the template writes, such as 2026-01-31. Default: none.", parse=_parse_date, chart="rows.date"
+        ),
     ] = None
-    messages: Annotated[str, Option("Key of the messages in a row.")] = "messages"
-    tools: Annotated[str, Option("Key of the tools in a row.")] = "tools"
+    messages: Annotated[str, Option("Key of the messages in a row.", chart="dataset.messages")] = "messages"
+    tools: Annotated[str, Option("Key of the tools in a row.", chart="dataset.tools")] = "tools"
     role_map: Annotated[
-        str | None, Option("Further names of roles, such as customer=user,agent=assistant.", show_default=False)
+        str | None,
+        Option(
+            "Further names of roles, such as customer=user,agent=assistant.",
+            show_default=False,
+            chart="dataset.roleMap",
+        ),
     ] = None
     tool_arguments: Annotated[
         str,
         Option(
             "Arguments of tool calls that are JSON strings: parse them to objects, as inference servers do, or keep.",
             choices=("parse", "keep"),
+            chart="rows.toolArguments",
         ),
     ] = "parse"
     prompt_template: Annotated[
-        str, Option("Text of the prompt of a row with a prompt and an answer: {prompt}, {system} are inserted.")
+        str,
+        Option(
+            "Text of the prompt of a row with a prompt and an answer: {prompt}, {system} are inserted.",
+            chart="rows.promptTemplate",
+        ),
     ] = "{prompt}"
-    separator: Annotated[str, Option("Text between such a prompt and its answer; it is part of the answer.")] = ""
-    strip: Annotated[bool, Option("Remove blanks around such a prompt and its answer.", "--strip/--no-strip")] = True
-    append_eos: Annotated[bool, Option("End such an answer with the eos token.", "--append-eos/--no-append-eos")] = True
+    separator: Annotated[
+        str, Option("Text between such a prompt and its answer; it is part of the answer.", chart="rows.separator")
+    ] = ""
+    strip: Annotated[
+        bool, Option("Remove blanks around such a prompt and its answer.", "--strip/--no-strip", chart="rows.strip")
+    ] = True
+    append_eos: Annotated[
+        bool, Option("End such an answer with the eos token.", "--append-eos/--no-append-eos", chart="rows.appendEos")
+    ] = True
     train: Annotated[
         str,
         Option(
             "assistant: all answers; last: the last one; all: every token of a row.",
             choices=("assistant", "last", "all"),
+            chart="train.turns",
         ),
     ] = "assistant"
     train_reasoning: Annotated[
-        bool, Option("Train the reasoning of the answers.", "--train-reasoning/--no-train-reasoning")
+        bool,
+        Option(
+            "Train the reasoning of the answers.", "--train-reasoning/--no-train-reasoning", chart="train.reasoning"
+        ),
     ] = True
     train_tool_calls: Annotated[
-        bool, Option("Train the tool calls of the answers.", "--train-tool-calls/--no-train-tool-calls")
+        bool,
+        Option(
+            "Train the tool calls of the answers.", "--train-tool-calls/--no-train-tool-calls", chart="train.toolCalls"
+        ),
     ] = True
     train_end: Annotated[
         str,
         Option(
             "turn: train all that the template writes behind an answer; stop: only up to its stop token.",
             choices=("turn", "stop"),
+            chart="train.end",
         ),
     ] = "turn"
     stop_tokens: Annotated[
@@ -76,17 +106,23 @@ class ChatOptions(EncodingOptions):
             "Tokens that end an answer and begin the next message, such as '<|user|>,<|observation|>' of GLM-4.5. "
             "Default: the answer has a stop token.",
             show_default=False,
+            chart="train.stopTokens",
         ),
     ] = None
     empty_answer: Annotated[
         str,
-        Option("Rows with an empty answer: reject them, or train its stop token.", choices=("reject", "train")),
+        Option(
+            "Rows with an empty answer: reject them, or train its stop token.",
+            choices=("reject", "train"),
+            chart="rows.emptyAnswer",
+        ),
     ] = "reject"
     unrendered: Annotated[
         str,
         Option(
             "Rows with text, tools, tool calls or reasoning that the template leaves out: reject or allow them.",
             choices=("reject", "allow"),
+            chart="rows.unrendered",
         ),
     ] = "reject"
     special_in_text: Annotated[
@@ -94,15 +130,19 @@ class ChatOptions(EncodingOptions):
         Option(
             "Special tokens in the text of a message: keep (encode as these tokens, and warn), or reject the row.",
             choices=("keep", "reject"),
+            chart="tokenizer.specialInText",
         ),
     ] = "keep"
-    max_length: Annotated[int | None, Option("Tokens of the longest sequence. Default: no limit.", minimum=2)] = None
+    max_length: Annotated[
+        int | None, Option("Tokens of the longest sequence. Default: no limit.", minimum=2, chart="length.maximum")
+    ] = None
     over_long: Annotated[
         str,
         Option(
             "Longer sequences: drop them; trim-history: leave out the oldest exchanges; terminate: cut an answer and "
             "keep its stop token; window: divide them between exchanges; fail: treat the row as a bad record.",
             choices=("drop", "trim-history", "terminate", "window", "fail"),
+            chart="length.overLong",
         ),
     ] = "drop"
     rendering: Annotated[
@@ -110,6 +150,7 @@ class ChatOptions(EncodingOptions):
         Option(
             "auto: render rows with the same roles in one form, which is checked; each: render every row.",
             choices=("auto", "each"),
+            chart="rendering",
         ),
     ] = "auto"
 

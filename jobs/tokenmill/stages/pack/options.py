@@ -28,32 +28,55 @@ FORMATS = ("parquet", "npy", "jsonl")
 class RowOptions:
     """The options that decide which sequences share a row, and which rows share a file."""
 
-    pack_size: Annotated[int, Option("Maximum number of tokens in a row.", minimum=2)] = 4096
+    pack_size: Annotated[int, Option("Maximum number of tokens in a row.", minimum=2, chart="dataset.packSize")] = 4096
     algorithm: Annotated[
         str,
-        Option(f"How sequences are assigned to rows: {', '.join(ALGORITHMS)}.", choices=ALGORITHMS),
+        Option(
+            f"How sequences are assigned to rows: {', '.join(ALGORITHMS)}.", choices=ALGORITHMS, chart="rows.algorithm"
+        ),
     ] = ALGORITHMS[0]
-    seed: Annotated[int, Option("Seed of shuffling, of splits and of sampling.", minimum=0)] = 42
-    epochs: Annotated[int, Option("Number of times to pack the training data, each with another seed.", minimum=1)] = 1
+    seed: Annotated[int, Option("Seed of shuffling, of splits and of sampling.", minimum=0, chart="rows.seed")] = 42
+    epochs: Annotated[
+        int,
+        Option("Number of times to pack the training data, each with another seed.", minimum=1, chart="rows.epochs"),
+    ] = 1
     count: Annotated[
         str,
         Option(
             "Tokens that fill a row: stored (all of a sequence), or trained (one less: the positions that the trainer "
             "reads).",
             choices=(STORED, TRAINED),
+            chart="rows.count",
         ),
     ] = STORED
-    cp: Annotated[int, Option("Context parallel size for which sequences are padded.", minimum=1)] = 1
-    tp: Annotated[int, Option("Tensor parallel size, for --sp.", minimum=1)] = 1
-    sp: Annotated[bool, Option("Pad sequences for sequence parallelism.", "--sp/--no-sp")] = False
+    cp: Annotated[
+        int,
+        Option(
+            "Context parallel size for which sequences are padded.", minimum=1, chart="parallelism.contextParallelSize"
+        ),
+    ] = 1
+    tp: Annotated[
+        int, Option("Tensor parallel size, for --sp.", minimum=1, chart="parallelism.tensorModelParallelSize")
+    ] = 1
+    sp: Annotated[
+        bool, Option("Pad sequences for sequence parallelism.", "--sp/--no-sp", chart="parallelism.sequenceParallel")
+    ] = False
     rows_multiple_of: Annotated[
-        int, Option("Make the number of rows of each split a multiple, such as of the global batch.", minimum=1)
+        int,
+        Option(
+            "Make the number of rows of each split a multiple, such as of the global batch.",
+            minimum=1,
+            chart="rows.multipleOf",
+        ),
     ] = 1
     shards: Annotated[
-        int | None, Option("Number of files of an epoch. Default: one for 16 million tokens.", minimum=1)
+        int | None,
+        Option("Number of files of an epoch. Default: one for 16 million tokens.", minimum=1, chart="shards.number"),
     ] = None
-    valid_shards: Annotated[int, Option("Number of these files for validation.", minimum=0)] = 0
-    test_shards: Annotated[int, Option("Number of these files for test.", minimum=0)] = 0
+    valid_shards: Annotated[
+        int, Option("Number of these files for validation.", minimum=0, chart="shards.validation")
+    ] = 0
+    test_shards: Annotated[int, Option("Number of these files for test.", minimum=0, chart="shards.test")] = 0
 
     def __post_init__(self) -> None:
         """Raise InvalidOption for numbers that are too large, or that contradict each other."""
@@ -84,16 +107,22 @@ class PackOptions(RowOptions):
     """All options of the stage pack that determine bytes."""
 
     format: Annotated[
-        str, Option("Format of the files: parquet, npy (pickled, deprecated) or jsonl.", choices=FORMATS)
+        str,
+        Option(
+            "Format of the files: parquet, npy (pickled, deprecated) or jsonl.", choices=FORMATS, chart="shards.format"
+        ),
     ] = FORMATS[0]
     over_long: Annotated[
         str,
         Option(
             "A sequence longer than a row: fail, drop (and count it), or split (only for documents without a mask).",
             choices=(FAIL, DROP, SPLIT),
+            chart="rows.overLong",
         ),
     ] = FAIL
-    key: Annotated[str | None, Option("The key to pack from a preprocessed dataset with several keys.")] = None
+    key: Annotated[
+        str | None, Option("The key to pack from a preprocessed dataset with several keys.", chart="dataset.key")
+    ] = None
 
     def request(self) -> dict[str, Any]:
         """Return the parameters for the plan."""

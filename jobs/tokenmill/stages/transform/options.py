@@ -30,26 +30,39 @@ class TransformOptions(WindowOptions):
         Option(
             f"{', '.join(BUILTIN)}, or module:function of yours; with arguments as 'sft(input=question)'.",
             show_default=False,
+            chart="function.name",
         ),
     ]
     set: Annotated[
-        list[str] | None, Option("An argument of the transform, as input=question; repeatable.", show_default=False)
+        list[str] | None,
+        Option(
+            "An argument of the transform, as input=question; repeatable.",
+            show_default=False,
+            chart="function.arguments",
+        ),
     ] = None
     shard_size: Annotated[
         int | None,
-        Option(f"Size of the input of each shard; MB is MiB. Default: {DEFAULT_SHARD_SIZE}.", parse=parse_size_limit),
+        Option(
+            f"Size of the input of each shard; MB is MiB. Default: {DEFAULT_SHARD_SIZE}.",
+            parse=parse_size_limit,
+            chart="shards.size",
+        ),
     ] = None
-    shards: Annotated[int | None, Option("Number of shards.", minimum=1, maximum=1_000_000)] = None
-    output_format: Annotated[str, Option("jsonl, or parquet, which verl and TRL read.", choices=(JSONL, PARQUET))] = (
-        JSONL
+    shards: Annotated[int | None, Option("Number of shards.", minimum=1, maximum=1_000_000, chart="shards.number")] = (
+        None
     )
-    compression: Annotated[str, Option("none, or zstd.", choices=(NONE, ZSTD))] = NONE
+    output_format: Annotated[
+        str, Option("jsonl, or parquet, which verl and TRL read.", choices=(JSONL, PARQUET), chart="shards.format")
+    ] = JSONL
+    compression: Annotated[str, Option("none, or zstd.", choices=(NONE, ZSTD), chart="shards.compression")] = NONE
     format: Annotated[
         str | None,
         Option(
             "Read files with any name as jsonl, json (arrays, or objects over several lines), parquet or arrow. "
             "Default: by file name.",
             choices=("jsonl", "json", "parquet", "arrow"),
+            chart="dataset.format",
         ),
     ] = None
     max_record_size: Annotated[
@@ -57,6 +70,7 @@ class TransformOptions(WindowOptions):
         Option(
             "Largest accepted record, such as 64MB; MB is MiB. Default: limited by the available memory.",
             parse=parse_size_limit,
+            chart="dataset.maxRecordSize",
         ),
     ] = None
     on_bad_record: Annotated[
@@ -64,10 +78,11 @@ class TransformOptions(WindowOptions):
         Option(
             "fail, or quarantine: copy bad records to the directory rejected/ of the output, and continue.",
             choices=("fail", "quarantine"),
+            chart="onBadRecord",
         ),
     ] = "fail"
     max_bad_records: Annotated[
-        int, Option("With quarantine: maximum number of bad records of each output.", minimum=0)
+        int, Option("With quarantine: maximum number of bad records of each output.", minimum=0, chart="maxBadRecords")
     ] = 1000
 
     def __post_init__(self) -> None:
