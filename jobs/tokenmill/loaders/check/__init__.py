@@ -6,6 +6,7 @@ Modules; each module uses only modules above it:
 
     rows               the rows of the report, and their results
     text_test          statistics that tell text from random tokens
+    options            the options of the command
     request            the source of a check, and its parts
     files              checks of the files, the record, the tokenizer and the tokens
     framework_records  what is requested from a framework's process, and what it returns

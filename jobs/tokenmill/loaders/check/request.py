@@ -11,6 +11,7 @@ from tokenmill.datasets.split import SPLITS, divide, parse_fractions
 from tokenmill.datasets.weighted import WeightedDataset
 from tokenmill.engine.record import StageRecord
 from tokenmill.errors import RequestError
+from tokenmill.loaders.check.options import CheckOptions
 from tokenmill.samples.opening import DEFAULT_SPLIT, SYNTHETIC, OpenLabels
 from tokenmill.samples.opening import open as open_samples
 from tokenmill.samples.pack_source import find_pack, list_parts
@@ -18,32 +19,16 @@ from tokenmill.samples.samples import Samples
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckRequest:
-    """The options of `tokenmill check-data`.
+class CheckRequest(CheckOptions):
+    """What is checked.
 
     Attributes:
         path: the source, as of `tokenmill.data.open`.
-        seq_length: the tokens of a sample.
-        samples: the samples that the run requests of train, or of `part`. None: one epoch.
-        seed: of all permutations.
-        split: the shares of train, validation and test, or None.
-        part: the only part to check, or None.
-        key: the key of datasets with several.
-        pad: the id that Megatron-LM replaces by 0, or None.
-        count: the samples of each part that the frameworks are compared on.
         vocabulary: rows of the model's embedding. None: those that the tokenizer of the data needs.
         frameworks: names of the registry, in the order of the report.
     """
 
     path: str
-    seq_length: int
-    samples: int | None = None
-    seed: int = 1234
-    split: str | None = None
-    part: str | None = None
-    key: str | None = None
-    pad: int | None = None
-    count: int = 256
     vocabulary: int | None = None
     frameworks: tuple[str, ...] = ()
 

@@ -1,0 +1,54 @@
+"""The options of `tokenmill check-data`."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from tokenmill.engine.options import InvalidOption, Option
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions:
+    """The samples that a run requests, and what they are compared with."""
+
+    seq_length: Annotated[
+        int, Option("Tokens of a sample; for a pack, its pack size.", minimum=2, maximum=2**31 - 2, show_default=False)
+    ]
+    samples: Annotated[
+        int | None,
+        Option(
+            "Samples that the run requests of train, or of --part. Default: one epoch; with weights, as many samples "
+            "as the tokens of all datasets give.",
+            minimum=1,
+        ),
+    ] = None
+    seed: Annotated[int, Option("Seed of the order.", minimum=0, maximum=2**32 - 1)] = 1234
+    split: Annotated[
+        str | None, Option("Shares of train, validation and test. Default: all data is train.", metavar="A,B,C")
+    ] = None
+    part: Annotated[str | None, Option("Check only train, validation or test. Default: all with data.")] = None
+    key: Annotated[str | None, Option("The key to use from datasets with several keys.")] = None
+    vocab_size: Annotated[
+        int | None,
+        Option(
+            "Rows of the model's embedding, with padding. Default: those that the data's tokenizer needs.", minimum=1
+        ),
+    ] = None
+    model: Annotated[str | None, Option("A preset, such as llama3-8b, instead of --vocab-size.")] = None
+    framework: Annotated[
+        list[str] | None,
+        Option(
+            "Compare the samples that a framework reads: all, megatron-core, automodel, torch, transformers, "
+            "lightning, torchtitan, deepspeed or megatron-bridge; repeatable. all leaves out those that are not "
+            "installed.",
+            metavar="NAME",
+        ),
+    ] = None
+    count: Annotated[int, Option("Number of samples of each part to compare.", minimum=1)] = 256
+    pad: Annotated[
+        int | None, Option("Id that Megatron-LM's tokenizer has as pad: read as 0 and not trained.", minimum=0)
+    ] = None
+
+    def __post_init__(self) -> None:
+        """Raise InvalidOption for two sizes of the vocabulary."""
+        if self.vocab_size is not None and self.model is not None:
+            raise InvalidOption("--vocab-size", "--model sets the model's vocabulary as well; use one of them")
