@@ -24,8 +24,12 @@ class FamilyCase(NamedTuple):
     """Values of the keys of config.json, of which random selections are read."""
     expect: Callable[[Any], dict[str, Any]]
     """Returns the own fields of the model for the configuration as transformers has read it."""
+    changes: list[dict[str, Any]]
+    """Changes of the architecture after an import that the family can also compute."""
     refused: list[tuple[dict[str, Any], list[str]]]
     """Changes of the config that an import refuses, and words of the message."""
+    no_effect: frozenset[str] = frozenset()
+    """Keys of the class of transformers that an import need not read, in addition to those that all classes have."""
     added_prefix: str = ""
     """Text that an export adds before the names in `shapes`."""
 
@@ -57,6 +61,12 @@ ROTARY_CHOICES: dict[str, list[Any]] = {
     "num_experts": [16],
     "num_experts_per_tok": [3],
 }
+ROTARY_CHANGES = [
+    {"rotary_base": 20_000},
+    {"norm_epsilon": 1e-4},
+    {"max_position_embeddings": 512},
+    {"rope_scaling_factor": 32.0, "max_position_embeddings": 512},
+]
 ROTARY_VALUES = {"numQueryGroups": GROUPS, "ffnHiddenSize": FFN, "rotaryBase": 500_000}
 
 
@@ -213,11 +223,24 @@ CASES = {
             "tie_word_embeddings": [True, False],
         },
         expect=expect_gpt2,
+        changes=[{"norm_epsilon": 1e-4, "hidden_dropout": 0.0}],
         refused=[
             ({"activation_function": "relu"}, ["activation_function"]),
             ({"scale_attn_by_inverse_layer_idx": True}, ["scale_attn_by_inverse_layer_idx"]),
             ({"n_head": 3}, ["n_head"]),
         ],
+        # Heads that a language model does not have, and another way to compute the same attention.
+        no_effect=frozenset(
+            {
+                "embd_pdrop",
+                "reorder_and_upcast_attn",
+                "summary_activation",
+                "summary_first_dropout",
+                "summary_proj_to_labels",
+                "summary_type",
+                "summary_use_proj",
+            }
+        ),
         added_prefix="transformer.",
     ),
     "llama": FamilyCase(
@@ -228,6 +251,7 @@ CASES = {
         values=ROTARY_VALUES | {"ropeScalingFactor": 8.0},
         choices=ROTARY_CHOICES,
         expect=expect_rotary,
+        changes=ROTARY_CHANGES,
         refused=[
             ({"model_type": "gemma"}, ["gemma", "llama, mistral"]),
             ({"model_type": None}, ["model_type"]),
@@ -281,6 +305,7 @@ CASES = {
         values=ROTARY_VALUES,
         choices=ROTARY_CHOICES,
         expect=expect_with_window,
+        changes=ROTARY_CHANGES,
         refused=[
             ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, ["rope_scaling", "dynamic"]),
             ({"sliding_window": "all"}, ["sliding_window"]),
@@ -292,6 +317,8 @@ CASES = {
         values=ROTARY_VALUES | {"numExperts": EXPERTS},
         choices=ROTARY_CHOICES,
         expect=expect_mixtral,
+        changes=ROTARY_CHANGES,
+        no_effect=frozenset(("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")),
         refused=[
             ({"rope_parameters": None, "rope_theta": None}, ["rope_theta"]),
             ({"num_experts_per_tok": 9}, ["9"]),
@@ -305,6 +332,7 @@ CASES = {
         values=ROTARY_VALUES | {"addQkvBias": True},
         choices=ROTARY_CHOICES,
         expect=expect_qwen,
+        changes=ROTARY_CHANGES,
         refused=[
             ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, ["rope_scaling", "yarn"]),
             ({"is_causal": False}, ["is_causal"]),
@@ -317,6 +345,7 @@ CASES = {
         values=ROTARY_VALUES | {"qkLayernorm": True},
         choices=ROTARY_CHOICES,
         expect=expect_qwen,
+        changes=ROTARY_CHANGES,
         refused=[({"head_dim": None}, ["head_dim"])],
     ),
 }

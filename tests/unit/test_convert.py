@@ -135,12 +135,13 @@ def test_model_values_give_the_architecture(family: str, tmp_path: Path) -> None
     shutil.rmtree(tmp_path / "imported/.tokenmill")
     result = export(tmp_path / "imported", tmp_path / "exported", "--model", tmp_path / "imported/model.yaml")
     assert result.code == 0, result.err
-    assert read_model(tmp_path / "exported") == add_prefix(family, read_model(tmp_path / "model"))
     model = importer.read_model_values(str(tmp_path / "imported/model.yaml"))
     same = [name for name, entry in FAMILIES.items() if entry.computes(model)]
     assert family in same
     (new,) = [name for name in same if FAMILIES[name].for_new_models]
     assert json.loads((tmp_path / "exported/config.json").read_text())["model_type"] == new
+    if FAMILIES[new].tensor_names == FAMILIES[family].tensor_names:
+        assert read_model(tmp_path / "exported") == add_prefix(family, read_model(tmp_path / "model"))
 
 
 def test_every_family_has_a_case() -> None:

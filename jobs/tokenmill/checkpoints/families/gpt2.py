@@ -10,8 +10,9 @@ from tokenmill.checkpoints.families.tensors import (
     LAYERS,
     HubTensor,
     TensorPiece,
-    TensorRows,
     derive_layout,
+    fuse,
+    query_key_value,
     whole_tensor,
 )
 from tokenmill.models.model import Model
@@ -92,7 +93,7 @@ def pieces(model: Model, embedding_rows: int, prefix: str) -> Iterator[TensorPie
                 yield whole_tensor(f"{norm}.layer_norm_{kind}", tensor, *layer_axis)
             columns = (hidden,) if kind == "weight" else ()
             fused = HubTensor(f"{name}attn.c_attn.{kind}", (3 * hidden, *columns), transposed=bool(columns))
-            yield _query_key_value(model, f"{attention}linear_qkv.{kind}", fused, layer)
+            yield fuse(query_key_value(model, f"{attention}linear_qkv.{kind}", "{}", columns, layer), fused)
         linears = (
             (f"{attention}linear_proj", f"{name}attn.c_proj", (hidden, hidden)),
             (f"{mlp}linear_fc1", f"{name}mlp.c_fc", (width, hidden)),
@@ -103,17 +104,6 @@ def pieces(model: Model, embedding_rows: int, prefix: str) -> Iterator[TensorPie
             yield whole_tensor(f"{key}.bias", HubTensor(f"{linear}.bias", shape[:1]), *layer_axis)
     for kind in ("weight", "bias"):
         yield whole_tensor(f"decoder.final_layernorm.{kind}", HubTensor(f"{prefix}ln_f.{kind}", (hidden,)))
-
-
-def _query_key_value(model: Model, key: str, fused: HubTensor, layer: int) -> TensorPiece:
-    """Return the piece of queries, keys and values, which GPT-2 stores as one tensor, one after the other."""
-    head, hidden = derive_layout(model).head_size, model.hidden_size
-    rows = tuple(
-        TensorRows(fused.name, part * hidden + index * head, head)
-        for index in range(model.num_attention_heads)
-        for part in range(3)
-    )
-    return TensorPiece(key, (layer,), (model.num_layers,), fused.shape, rows, (fused,))
 
 
 FAMILY = Family(

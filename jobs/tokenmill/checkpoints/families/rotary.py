@@ -19,6 +19,7 @@ from tokenmill.checkpoints.families.tensors import (
     TensorPiece,
     TensorRows,
     derive_layout,
+    query_key_value,
     whole_tensor,
 )
 from tokenmill.errors import RequestError
@@ -217,9 +218,9 @@ def decoder_pieces(
         input_norm = HubTensor(f"{name}input_layernorm.weight", (hidden,))
         yield whole_tensor(f"{attention}linear_qkv.layer_norm_weight", input_norm, *layer_axis)
         projection = f"{name}self_attn.{{}}_proj"
-        yield _query_key_value(model, f"{attention}linear_qkv.weight", f"{projection}.weight", (hidden,), layer)
+        yield query_key_value(model, f"{attention}linear_qkv.weight", f"{projection}.weight", (hidden,), layer)
         if model.add_qkv_bias:
-            yield _query_key_value(model, f"{attention}linear_qkv.bias", f"{projection}.bias", (), layer)
+            yield query_key_value(model, f"{attention}linear_qkv.bias", f"{projection}.bias", (), layer)
         if model.qk_layernorm:
             for part in "qk":
                 head_norm = HubTensor(f"{name}self_attn.{part}_norm.weight", (layout.head_size,))
@@ -250,28 +251,6 @@ def gated_feed_forward(
     rows = (TensorRows(gate.name, 0, width), TensorRows(up.name, 0, width))
     yield TensorPiece(f"{prefix}linear_fc1.weight", position, extent, (2 * width, hidden), rows, (gate, up))
     yield whole_tensor(f"{prefix}linear_fc2.weight", HubTensor(names[2], (hidden, width)), position, extent)
-
-
-def _query_key_value(model: Model, key: str, name: str, columns: tuple[int, ...], layer: int) -> TensorPiece:
-    """Return the piece of queries, keys and values: for each group its query heads, its key head, its value head."""
-    head, heads = derive_layout(model).head_size, model.num_attention_heads
-    groups = model.num_query_groups or heads
-    query, key_, value = (
-        HubTensor(name.format(part), (head * count, *columns))
-        for part, count in (("q", heads), ("k", groups), ("v", groups))
-    )
-    queries = head * heads // groups
-    rows = tuple(
-        part
-        for group in range(groups)
-        for part in (
-            TensorRows(query.name, group * queries, queries),
-            TensorRows(key_.name, group * head, head),
-            TensorRows(value.name, group * head, head),
-        )
-    )
-    shape = (head * (heads + 2 * groups), *columns)
-    return TensorPiece(key, (layer,), (model.num_layers,), shape, rows, (query, key_, value))
 
 
 @dataclass(frozen=True, kw_only=True)

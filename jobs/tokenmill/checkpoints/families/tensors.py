@@ -5,6 +5,7 @@ right. Megatron-LM stores the tensors of all layers (and experts) as one tensor 
 first axes; a piece is the part of one layer or expert. Source: `sharded_state_dict` in megatron/core/transformer.
 """
 
+import itertools
 from typing import NamedTuple
 
 from tokenmill.fit.layout import Layout
@@ -86,6 +87,39 @@ def whole_tensor(
 def derive_layout(model: Model) -> Layout:
     """Return a model's layout on one GPU, which derives the sizes that the model leaves to Megatron-LM."""
     return Layout(**model.architecture(), world=1, global_batch=1)
+
+
+def query_key_value(model: Model, key: str, name: str, columns: tuple[int, ...], layer: int) -> TensorPiece:
+    """Return the piece of queries, keys and values: for each group its query heads, its key head, its value head.
+
+    `name` is that of the tensors, with {} for q, k and v; `columns` is () for biases.
+    """
+    head, heads = derive_layout(model).head_size, model.num_attention_heads
+    groups = model.num_query_groups or heads
+    query, key_, value = (
+        HubTensor(name.format(part), (head * count, *columns))
+        for part, count in (("q", heads), ("k", groups), ("v", groups))
+    )
+    queries = head * heads // groups
+    rows = tuple(
+        part
+        for group in range(groups)
+        for part in (
+            TensorRows(query.name, group * queries, queries),
+            TensorRows(key_.name, group * head, head),
+            TensorRows(value.name, group * head, head),
+        )
+    )
+    shape = (head * (heads + 2 * groups), *columns)
+    return TensorPiece(key, (layer,), (model.num_layers,), shape, rows, (query, key_, value))
+
+
+def fuse(piece: TensorPiece, tensor: HubTensor) -> TensorPiece:
+    """Return a piece whose tensors Hugging Face stores one after the other in one tensor."""
+    starts = itertools.accumulate((part.shape[0] for part in piece.tensors), initial=0)
+    first = {part.name: start for part, start in zip(piece.tensors, starts, strict=False)}
+    rows = (TensorRows(tensor.name, first[part.tensor] + part.first, part.length) for part in piece.rows)
+    return piece._replace(rows=tuple(rows), tensors=(tensor,))
 
 
 def list_extra_states(model: Model) -> list[str]:
