@@ -1,6 +1,6 @@
-"""Generate the references, docs/commands.md and the tables of values/README.md: `make charts`.
+"""Generate docs/commands.md, the tables of values/README.md and the models of docs/convert.md: `make charts`.
 
-The sources are each command's --help, and the values files and their comments.
+The sources are each command's --help, the values files and their comments, and the registry of model families.
 
     python tools/reference.py            write the files
     python tools/reference.py --check    exit with 1 and name the stale files
@@ -17,13 +17,16 @@ from typing import Any
 import yaml
 from fresh import write_or_check
 
+from tokenmill.checkpoints.families import FAMILIES
 from tokenmill.cli import app, commands
 
 ROOT = Path(__file__).parents[1]
 VALUES = ROOT / "values"
 COMMANDS = ROOT / "docs/commands.md"
+CONVERT = ROOT / "docs/convert.md"
 OVERLAY_KINDS = ("datasets", "models", "parallelism", "clusters", "storage")
 MARKER = "<!-- `make charts` generates the tables below from the files. -->\n"
+MODELS_MARKER = "<!-- `make charts` generates this table from jobs/tokenmill/checkpoints/families. -->\n"
 INTRODUCTION = """# Commands
 
 `make charts` generates this page from each command's `--help`. [README.md](../README.md) explains the purpose and the
@@ -139,5 +142,16 @@ def overlay_page() -> str:
     return f"{manual_part}{MARKER}\n" + "\n".join(parts)
 
 
+def convert_page() -> str:
+    """Return the content of docs/convert.md with the table of the model families."""
+    rows = ["| model type | models | class of transformers | architecture |", "|---|---|---|---|"]
+    for family in FAMILIES.values():
+        cells = (code(family.model_type), family.models, code(family.architecture), cell(family.summary))
+        rows.append(f"| {' | '.join(cells)} |")
+    before, _, after = CONVERT.read_text().partition(MODELS_MARKER)
+    return f"{before}{MODELS_MARKER}\n" + "\n".join(rows) + "\n\n" + after.lstrip("\n").partition("\n\n")[2]
+
+
 if __name__ == "__main__":
-    sys.exit(write_or_check(((COMMANDS, command_page()), (VALUES / "README.md", overlay_page()))))
+    pages = {COMMANDS: command_page(), VALUES / "README.md": overlay_page(), CONVERT: convert_page()}
+    sys.exit(write_or_check(pages.items()))

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from tokenmill.checkpoints.convert.huggingface import build_config
-from tokenmill.checkpoints.convert.mapping import list_pieces
 from tokenmill.checkpoints.convert.safetensors import encode_header, encode_index
+from tokenmill.checkpoints.families import FAMILIES
 from tokenmill.models.model import load_preset
 
 from .corpora import require_space
@@ -62,7 +62,7 @@ def write_zeros(directory: Path, layers: int) -> int:
     model = load_preset("llama3-8b", numLayers=layers, embeddingRows=ROWS)
     (directory / "config.json").write_text(json.dumps(build_config(model, ROWS, "bfloat16", eos=128_001, bos=128_000)))
     groups: list[dict[str, tuple[int, ...]]] = [{}]
-    for tensor in (tensor for piece in list_pieces(model, "llama", ROWS) for tensor in piece.tensors):
+    for tensor in (tensor for piece in FAMILIES["llama"].list_pieces(model, ROWS) for tensor in piece.tensors):
         if groups[-1] and sum(map(_bytes, groups[-1].values())) + _bytes(tensor.shape) > SHARD_BYTES:
             groups.append({})
         groups[-1][tensor.name] = tensor.shape

@@ -26,8 +26,8 @@ from e2e.cluster import Namespace, clone, exit_code, node_name
 from e2e.corpus import TOKENIZER, assert_same, content, serve
 from e2e.guide import Instead, LeftOut, Reader, blocks, documents
 from tokenmill.checkpoints.convert.huggingface import build_config
-from tokenmill.checkpoints.convert.mapping import list_pieces
 from tokenmill.checkpoints.convert.safetensors import encode_header
+from tokenmill.checkpoints.families import FAMILIES
 from tokenmill.models.model import load_preset
 
 pytestmark = pytest.mark.e2e
@@ -193,7 +193,8 @@ def write_weights(directory: Path) -> None:
     """Write weights of zeros, of Llama 3.1 with the small sizes of this test."""
     small = SMALL["model"]["custom"]
     model = load_preset("llama3-8b", **small, ropeScalingFactor=8.0, embeddingRows=128_256)
-    tensors = {tensor.name: tensor for piece in list_pieces(model, "llama", 128_256) for tensor in piece.tensors}
+    pieces = FAMILIES["llama"].list_pieces(model, 128_256)
+    tensors = {tensor.name: tensor for piece in pieces for tensor in piece.tensors}
     header = encode_header({name: ("BF16", tensor.shape) for name, tensor in tensors.items()})
     size = sum(2 * math.prod(tensor.shape) for tensor in tensors.values())
     (directory / "model.safetensors").write_bytes(header + bytes(size))

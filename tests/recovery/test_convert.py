@@ -16,8 +16,8 @@ from support.hub import Fault, Hub
 from support.hub_models import make_model, read_model
 from support.runs import Forge, kill_at, stop_at
 from tokenmill.checkpoints.convert.huggingface import build_config
-from tokenmill.checkpoints.convert.mapping import list_pieces
 from tokenmill.checkpoints.convert.safetensors import encode_header
+from tokenmill.checkpoints.families import FAMILIES
 from tokenmill.models.model import load_preset
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -130,7 +130,7 @@ def write_zeros(directory: Path, files: int) -> int:
     fields = {"numLayers": 1, "hiddenSize": 1024, "ffnHiddenSize": 128, "numAttentionHeads": 8, "numQueryGroups": 8}
     rows = 120_000
     model = load_preset("llama3-8b", **fields, embeddingRows=rows)
-    tensors = {tensor.name: tensor for piece in list_pieces(model, "llama", rows) for tensor in piece.tensors}
+    tensors = {tensor.name: tensor for piece in FAMILIES["llama"].list_pieces(model, rows) for tensor in piece.tensors}
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(build_config(model, rows, "bfloat16", eos=1, bos=1)))
     names = list(tensors)

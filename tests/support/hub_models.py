@@ -12,9 +12,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from support.model_families import CASES, FFN, HIDDEN, VOCABULARY
+
 TOKENIZER = Path(__file__).parents[1] / "conformance" / "tokenizers" / "tiny"
-FAMILIES = ("llama", "llama-tied", "mistral", "qwen2", "qwen3", "mixtral", "gpt2", "gpt2-prefix")
-HIDDEN, FFN, LAYERS, HEADS, GROUPS, VOCABULARY, POSITIONS, EXPERTS = 16, 40, 2, 4, 2, 4096, 64, 4
+FAMILIES = (*CASES, "llama-tied", "gpt2-prefix")
+"""The families, and models of a family that are saved in another way."""
+
 DTYPES = {"F32": ("float32", 4), "BF16": ("bfloat16", 2), "F16": ("float16", 2)}
 GENERATION = {"bos_token_id": 1, "eos_token_id": [2, 3], "temperature": 0.6, "do_sample": True}
 
@@ -36,96 +39,34 @@ def random_tensor(name: str, dtype: str, shape: Iterable[int]) -> Tensor:
     return Tensor(dtype, shape, bytes(data))
 
 
-def make_config(family: str, *, version: int = 5, dtype: str = "F32", **changed: Any) -> dict[str, Any]:
+def make_config(
+    family: str, *, version: int = 5, dtype: str = "F32", hidden: int = HIDDEN, ffn: int = FFN, **changed: Any
+) -> dict[str, Any]:
     """Return config.json of a family, with the names of transformers 4 or 5."""
-    kind = family.partition("-")[0]
+    kind, _, variant = family.partition("-")
     config: dict[str, Any] = {"model_type": kind, "vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2}
     config["dtype" if version == 5 else "torch_dtype"] = DTYPES[dtype][0]
     config["transformers_version"] = f"{version}.3.0"
-    if kind == "gpt2":
-        config |= {"architectures": ["GPT2LMHeadModel"], "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}
-        config |= {"n_embd": HIDDEN, "n_head": HEADS, "n_layer": LAYERS, "n_positions": POSITIONS, "n_inner": None}
-        config |= {"resid_pdrop": 0.1, "attn_pdrop": 0.1, "embd_pdrop": 0.1}
-        return config | changed
-    config |= {
-        "architectures": [
-            {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "mixtral": "Mixtral"}[kind]
-            + "ForCausalLM"
-        ],
-        "hidden_act": "silu",
-        "hidden_size": HIDDEN,
-        "intermediate_size": FFN,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": GROUPS,
-        "max_position_embeddings": POSITIONS,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": family in ("llama-tied", "qwen2"),
-    }
-    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    scaling |= {"original_max_position_embeddings": 8192}
-    rope: dict[str, Any] = {"rope_type": "llama3", **scaling} if family == "llama" else {"rope_type": "default"}
-    if version == 5:
-        config["rope_parameters"] = {"rope_theta": 500000.0, **rope}
-    else:
-        config |= {"rope_theta": 500000.0, "rope_scaling": rope if family == "llama" else None}
-    if kind == "qwen3":
-        config["head_dim"] = 8
-    if kind == "qwen2":
-        config |= {"use_sliding_window": False, "sliding_window": 32}
-    if kind in ("mistral", "mixtral"):
-        config["sliding_window"] = None
-    if kind == "mixtral":
-        config |= {"num_local_experts": EXPERTS, "num_experts_per_tok": 2}
+    config |= CASES[kind].config(hidden, ffn)
+    if variant == "tied":
+        config["tie_word_embeddings"] = True
+    if version == 4 and "rope_parameters" in config:
+        rope = dict(config.pop("rope_parameters"))
+        config["rope_theta"] = rope.pop("rope_theta")
+        config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     return config | changed
 
 
 def make_shapes(family: str, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Return the shape of each tensor by name, as in transformers."""
-    kind = config["model_type"]
-    if kind == "gpt2":
-        return _gpt2_shapes("transformer." if family == "gpt2-prefix" else "", config["vocab_size"])
-    hidden, vocabulary, ffn = config["hidden_size"], config["vocab_size"], config["intermediate_size"]
-    head = config.get("head_dim", hidden // config["num_attention_heads"])
-    queries, keys = head * config["num_attention_heads"], head * config["num_key_value_heads"]
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, hidden)}
-    for layer in range(config["num_hidden_layers"]):
-        name = f"model.layers.{layer}."
-        for part, rows in (("q", queries), ("k", keys), ("v", keys)):
-            shapes[f"{name}self_attn.{part}_proj.weight"] = (rows, hidden)
-            if kind == "qwen2":
-                shapes[f"{name}self_attn.{part}_proj.bias"] = (rows,)
-        shapes[f"{name}self_attn.o_proj.weight"] = (hidden, queries)
-        if kind == "qwen3":
-            shapes |= {f"{name}self_attn.{part}_norm.weight": (head,) for part in "qk"}
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            shapes[f"{name}{norm}.weight"] = (hidden,)
-        if kind == "mixtral":
-            shapes[f"{name}block_sparse_moe.gate.weight"] = (config["num_local_experts"], hidden)
-            for expert in range(config["num_local_experts"]):
-                start = f"{name}block_sparse_moe.experts.{expert}."
-                shapes |= {f"{start}w1.weight": (ffn, hidden), f"{start}w3.weight": (ffn, hidden)}
-                shapes[f"{start}w2.weight"] = (hidden, ffn)
-        else:
-            shapes |= {f"{name}mlp.{part}_proj.weight": (ffn, hidden) for part in ("gate", "up")}
-            shapes[f"{name}mlp.down_proj.weight"] = (hidden, ffn)
-    shapes["model.norm.weight"] = (hidden,)
-    if not config["tie_word_embeddings"]:
-        shapes["lm_head.weight"] = (vocabulary, hidden)
-    return shapes
+    kind, _, variant = family.partition("-")
+    shapes = CASES[kind].shapes(config)
+    return add_prefix(kind, shapes) if variant == "prefix" else shapes
 
 
-def _gpt2_shapes(prefix: str, vocabulary: int) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {f"{prefix}wte.weight": (vocabulary, HIDDEN)}
-    shapes[f"{prefix}wpe.weight"] = (POSITIONS, HIDDEN)
-    linears = (("attn.c_attn", 3), ("attn.c_proj", 1), ("mlp.c_fc", 4))
-    for layer in range(LAYERS):
-        name = f"{prefix}h.{layer}."
-        for linear, times in linears:
-            shapes |= {f"{name}{linear}.weight": (HIDDEN, times * HIDDEN), f"{name}{linear}.bias": (times * HIDDEN,)}
-        shapes |= {f"{name}mlp.c_proj.weight": (4 * HIDDEN, HIDDEN), f"{name}mlp.c_proj.bias": (HIDDEN,)}
-        shapes |= {f"{name}ln_{n}.{kind}": (HIDDEN,) for n in (1, 2) for kind in ("weight", "bias")}
-    return shapes | {f"{prefix}ln_f.{kind}": (HIDDEN,) for kind in ("weight", "bias")}
+def add_prefix(family: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tensors under the names that an export gives them."""
+    return {CASES[family].added_prefix + name: tensor for name, tensor in tensors.items()}
 
 
 def make_tensors(family: str, config: Mapping[str, Any], dtype: str = "F32") -> dict[str, Tensor]:

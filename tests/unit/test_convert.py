@@ -12,17 +12,18 @@ import yaml
 
 from support import hub_models as hub
 from support.commandline import CommandResult, run_in_process
-from support.hub_models import Tensor, make_config, make_model, make_tensors, read_model, write_model
+from support.hub_models import Tensor, add_prefix, make_config, make_model, make_tensors, read_model, write_model
 from support.messages import REMEDY
+from support.model_families import CASES
 from tokenmill.checkpoints.convert import exporter, importer
 from tokenmill.checkpoints.convert.initial_weights import find_problems
-from tokenmill.checkpoints.convert.mapping import derive_layout
 from tokenmill.checkpoints.convert.output import ConversionOutput, FileToWrite
+from tokenmill.checkpoints.families import FAMILIES
+from tokenmill.checkpoints.families.tensors import derive_layout
 from tokenmill.errors import RequestError
 from tokenmill.models.model import Model
 
 MESSAGE_BYTES = 4000
-SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 CONFIGS = ("config.json", "generation_config.json")
 
 
@@ -64,8 +65,8 @@ def test_export_of_import_is_bit_for_bit(family: str, dtype: str, version: int, 
     assert run_in_process("checkpoint", "verify", tmp_path / "imported").code == 0
     assert export(tmp_path / "imported", tmp_path / "exported").code == 0
     expected, actual = read_model(model), read_model(tmp_path / "exported")
-    if family == "gpt2":  # transformers saves GPT2LMHeadModel with the prefix
-        expected = {f"transformer.{name}": tensor for name, tensor in expected.items()}
+    if family in CASES:
+        expected = add_prefix(family, expected)
     assert actual == expected
     assert json.loads((tmp_path / "exported/config.json").read_text()) == json.loads(
         (model / "config.json").read_text()
@@ -118,28 +119,33 @@ def test_several_files_and_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert set(index["weight_map"].values()) == {path.name for path in (tmp_path / "exported").glob("*.safetensors")}
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mixtral", "gpt2"])
+DIFFERENCES = ("numQueryGroups", "ffnHiddenSize", "rotaryBase", "ropeScalingFactor")
+DIFFERENCES += ("addQkvBias", "qkLayernorm", "numExperts")
+
+
+@pytest.mark.parametrize("family", CASES)
 def test_model_values_give_the_architecture(family: str, tmp_path: Path) -> None:
     assert import_(make_model(tmp_path / "model", family), tmp_path / "imported").code == 0
     values = yaml.safe_load((tmp_path / "imported/model.yaml").read_text())["model"]
     assert values["size"] == "custom"
     custom = values["custom"]
     expected = {"numLayers": 2, "hiddenSize": 16, "numAttentionHeads": 4, "embeddingRows": hub.VOCABULARY}
-    if family != "gpt2":
-        expected |= {"numQueryGroups": 2, "ffnHiddenSize": hub.FFN, "rotaryBase": 500_000}
     assert expected.items() <= custom.items()
-    assert custom.get("qkLayernorm", False) == (family == "qwen3")
-    assert custom.get("addQkvBias") == (True if family == "qwen2" else None)
-    assert custom.get("numExperts") == (4 if family == "mixtral" else None)
-    assert custom.get("ropeScalingFactor") == (8.0 if family == "llama" else None)
+    assert {name: custom[name] for name in DIFFERENCES if name in custom} == CASES[family].values
     shutil.rmtree(tmp_path / "imported/.tokenmill")
     result = export(tmp_path / "imported", tmp_path / "exported", "--model", tmp_path / "imported/model.yaml")
     assert result.code == 0, result.err
-    prefix = "transformer." if family == "gpt2" else ""
-    expected_tensors = {prefix + name: tensor for name, tensor in read_model(tmp_path / "model").items()}
-    assert read_model(tmp_path / "exported") == expected_tensors
-    config = json.loads((tmp_path / "exported/config.json").read_text())
-    assert config["model_type"] == family
+    model = importer.read_model_values(str(tmp_path / "imported/model.yaml"))
+    same = [name for name, entry in FAMILIES.items() if entry.computes(model)]
+    assert family in same
+    (new,) = [name for name in same if FAMILIES[name].for_new_models]
+    assert json.loads((tmp_path / "exported/config.json").read_text())["model_type"] == new
+    if FAMILIES[new].tensor_names == FAMILIES[family].tensor_names:
+        assert read_model(tmp_path / "exported") == add_prefix(family, read_model(tmp_path / "model"))
+
+
+def test_every_family_has_a_case() -> None:
+    assert CASES.keys() == FAMILIES.keys()
 
 
 def test_second_import_and_export_change_nothing(tmp_path: Path) -> None:
@@ -220,65 +226,7 @@ def config_change(**changed: Any) -> Callable[[dict[str, Any], dict[str, Tensor]
 
 @pytest.mark.parametrize(
     ("family", "changed", "words"),
-    [
-        ("llama", {"model_type": "gemma"}, ["gemma", "llama, mistral"]),
-        ("llama", {"model_type": None}, ["model_type"]),
-        ("llama", {"quantization_config": {"bits": 4}}, ["quantization_config"]),
-        ("llama", {"hidden_act": "gelu"}, ["hidden_act"]),
-        ("llama", {"attention_bias": True}, ["attention_bias"]),
-        ("llama", {"mlp_bias": True}, ["mlp_bias"]),
-        ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, ["rope_parameters", "yarn"]),
-        ("llama", {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2}}, ["linear"]),
-        ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2}}, ["low_freq"]),
-        ("llama", {"rope_parameters": {"rope_type": "llama3", **SCALING}}, ["factor", "None"]),
-        ("llama", {"rope_parameters": {"rope_type": "llama3", **SCALING, "factor": True}}, ["factor", "True"]),
-        ("llama", {"rope_parameters": {"rope_type": "llama3", **SCALING, "factor": 0}}, ["factor", "above 0"]),
-        ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, ["rope_scaling", "linear"]),
-        ("qwen2", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, ["rope_scaling", "yarn"]),
-        ("mistral", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, ["rope_scaling", "dynamic"]),
-        ("llama", {"rope_scaling": False}, ["rope_scaling"]),
-        ("llama", {"rope_parameters": []}, ["rope_parameters"]),
-        ("llama", {"rope_parameters": {"rope_type": "default", "factor": 4.0}}, ["rope_parameters", "factor"]),
-        ("llama", {"rope_parameters": {"rope_theta": 1e4, "mrope_section": [1, 1]}}, ["mrope_section"]),
-        ("llama", {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, ["full_attention"]),
-        ("llama", {"rope_parameters": {"x" * 10**6: 1}}, ["xxx"]),
-        ("llama", {"rope_parameters": {"rope_theta": None}}, ["rope_theta"]),
-        ("mixtral", {"rope_parameters": None, "rope_theta": None}, ["rope_theta"]),
-        ("llama", {"rope_parameters": {"rope_theta": "9" * 10**6}}, ["rope_theta"]),
-        ("llama", {"rope_parameters": [1]}, ["rope_parameters"]),
-        ("llama", {"rope_parameters": {"rope_theta": 1e400}}, ["malformed"]),
-        ("llama", {"rope_parameters": {"rope_theta": "many"}}, ["rope_theta"]),
-        ("llama", {"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),
-        ("llama", {"per_layer_config": {"0": {"rms_norm_eps": 0.1}}}, ["per_layer_config"]),
-        ("qwen2", {"is_causal": False}, ["is_causal"]),
-        ("llama", {"transformers_weights": "other.safetensors"}, ["transformers_weights"]),
-        ("llama", {"rms_norm_eps": None}, ["rms_norm_eps"]),
-        ("llama", {"tie_word_embeddings": "no"}, ["tie_word_embeddings"]),
-        ("llama", {"attention_dropout": 1.5}, ["attention_dropout"]),
-        ("qwen3", {"head_dim": None}, ["head_dim"]),
-        ("mistral", {"sliding_window": "all"}, ["sliding_window"]),
-        ("qwen2", {"layer_types": ["sliding_attention"] * 2, "use_sliding_window": False}, ["layer_types"]),
-        ("llama", {"num_key_value_heads": 3}, ["3"]),
-        ("llama", {"num_hidden_layers": 0}, ["num_hidden_layers"]),
-        ("llama", {"num_hidden_layers": -1}, ["num_hidden_layers"]),
-        ("llama", {"num_hidden_layers": 10**9}, ["num"]),
-        ("llama", {"num_attention_heads": 10**9, "head_dim": 2}, ["num"]),
-        ("llama", {"vocab_size": 10**30}, []),
-        ("llama", {"hidden_size": "16"}, ["hidden_size"]),
-        ("llama", {"hidden_size": True}, ["hidden_size"]),
-        ("llama", {"head_dim": 3}, ["head_dim", "odd"]),
-        ("llama", {"head_dim": 6}, ["q_proj"]),
-        ("llama", {"rms_norm_eps": "NaN"}, ["rms_norm_eps"]),
-        ("llama", {"layer_types": ["chunked_attention"] * 2}, ["layer_types"]),
-        ("llama", {"layer_types": 7}, ["layer_types"]),
-        ("llama", {"layer_types": [["full_attention"]]}, ["layer_types"]),
-        ("mixtral", {"num_experts_per_tok": 9}, ["9"]),
-        ("mixtral", {"num_experts_per_tok": 1}, ["num_experts_per_tok", "1 expert"]),
-        ("mixtral", {"num_local_experts": 10**9}, ["num"]),
-        ("gpt2", {"activation_function": "relu"}, ["activation_function"]),
-        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, ["scale_attn_by_inverse_layer_idx"]),
-        ("gpt2", {"n_head": 3}, ["n_head"]),
-    ],
+    [(family, *refusal) for family, case in CASES.items() for refusal in case.refused],
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_unsupported_architecture_is_refused(

@@ -14,10 +14,10 @@ from support.commandline import run_in_process
 from support.hub_models import make_model, read_model
 from tokenmill.checkpoints.convert.archive import encode_tensor, encode_value
 from tokenmill.checkpoints.convert.exporter import plan_export
-from tokenmill.checkpoints.convert.mapping import LAYERS, VOCABULARY_KEYS
 from tokenmill.checkpoints.convert.metadata import CheckpointTensor, TensorPart, encode_metadata, read_metadata
 from tokenmill.checkpoints.convert.model_card import DATASET, ExportedModel, write_model_card
 from tokenmill.checkpoints.convert.opcodes import write_text
+from tokenmill.checkpoints.families.tensors import LAYERS, VOCABULARY_KEYS
 from tokenmill.checkpoints.metadata import Damage
 from tokenmill.checkpoints.model_record import DataSource, ModelRecord
 from tokenmill.models.model import Model

@@ -14,63 +14,18 @@ import yaml
 
 from support.commandline import run_in_process
 from support.hub_models import make_model
-from tokenmill.checkpoints.convert.huggingface import DEFAULTS, parse_config
+from support.model_families import CASES, LLAMA3
+from tokenmill.checkpoints.convert.huggingface import parse_config
 from tokenmill.checkpoints.convert.importer import read_import
+from tokenmill.checkpoints.families import FAMILIES
 from tokenmill.checkpoints.model_record import MODEL_RECORD, ModelRecord
 from tokenmill.models.model import Model
 
-KINDS = sorted(DEFAULTS)
-LLAMA3 = {
-    "rope_type": "llama3",
-    **{"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
-}
-DEFAULT = {"rope_type": "default"}
-CHOICES: dict[str, list[Any]] = {
-    "hidden_size": [2048],
-    "num_attention_heads": [32, 64],
-    "num_key_value_heads": [2],
-    "num_hidden_layers": [2, 30],
-    "head_dim": [32],
-    "intermediate_size": [160],
-    "max_position_embeddings": [128, 8192],
-    "rms_norm_eps": [1e-5, 1e-6],
-    "tie_word_embeddings": [True, False],
-    "attention_dropout": [0.1],
-    "sliding_window": [64, 1 << 20, None],
-    "rope_theta": [500_000, 20_000.0],
-    "rope_parameters": [None, {}, {"rope_theta": 30_000.0}, {"rope_theta": 40_000, **DEFAULT}, DEFAULT, LLAMA3],
-    "rope_scaling": [None, {}, DEFAULT, {"type": "default"}, LLAMA3, {**LLAMA3, "rope_theta": 50_000, "type": "yarn"}],
-    "use_sliding_window": [True, False],
-    "max_window_layers": [1, 40],
-    "layer_types": [None],
-    "num_local_experts": [4],
-    "num_experts": [16],
-    "num_experts_per_tok": [3],
-}
-GPT2_CHOICES: dict[str, list[Any]] = {
-    "n_embd": [96],
-    "hidden_size": [48],
-    "n_layer": [2],
-    "num_hidden_layers": [3],
-    "n_head": [6],
-    "num_attention_heads": [3],
-    "n_positions": [64],
-    "max_position_embeddings": [32],
-    "n_inner": [200, None],
-    "activation_function": ["gelu_new"],
-    "layer_norm_epsilon": [1e-6],
-    "resid_pdrop": [0.0],
-    "attn_pdrop": [0.2],
-    "tie_word_embeddings": [True, False],
-}
 NO_EFFECT = {
-    # another object, or one of training or generation
     *("use_cache", "initializer_range", "bos_token_id", "eos_token_id", "pad_token_id", "rope_parameters"),
-    *("pretraining_tp", "output_router_logits", "router_aux_loss_coef", "router_jitter_noise", "embd_pdrop"),
-    # heads that a language model does not have, and another way to compute the same attention
-    *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
-    "reorder_and_upcast_attn",
+    "pretraining_tp",
 }
+"""Keys of training or generation, and those that are read as another object."""
 
 
 def config_class(kind: str) -> Any:
@@ -80,58 +35,33 @@ def config_class(kind: str) -> Any:
     return CONFIG_MAPPING[kind]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CASES)
 def test_defaults_are_those_of_transformers(kind: str) -> None:
     cls = config_class(kind)
     base = {field.name for field in dataclasses.fields(cls.__mro__[1])}
     fields = {field.name: field.default for field in dataclasses.fields(cls) if field.name not in base}
     fields["tie_word_embeddings"] = cls().tie_word_embeddings
-    table = dict(DEFAULTS[kind])
-    if kind != "gpt2":
+    table = dict(FAMILIES[kind].defaults)
+    if "rope_theta" in table:
         assert table.pop("rope_theta") == cls.default_theta
     for key in table.keys() - fields.keys():  # the class does not have the key, so its default must have no effect
         assert not table.pop(key), key
     assert {key: fields[key] for key in table} == table
-    assert fields.keys() - table.keys() <= NO_EFFECT
+    assert fields.keys() - table.keys() <= NO_EFFECT | CASES[kind].no_effect
 
 
 def expect(kind: str, config: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of the model that transformers makes of a config."""
     loaded = config_class(kind).from_dict(json.loads(json.dumps({**config, "model_type": kind})))
-    heads = loaded.num_attention_heads
     expected = {
         "num_layers": loaded.num_hidden_layers,
         "hidden_size": loaded.hidden_size,
-        "num_attention_heads": heads,
+        "num_attention_heads": loaded.num_attention_heads,
         "untie_embeddings": not loaded.tie_word_embeddings,
         "embedding_rows": loaded.vocab_size,
         "max_position_embeddings": loaded.max_position_embeddings,
     }
-    if kind == "gpt2":
-        return expected | {
-            "ffn_hidden_size": loaded.n_inner or 4 * loaded.n_embd,
-            "norm_epsilon": loaded.layer_norm_epsilon,
-            "hidden_dropout": loaded.resid_pdrop,
-            "attention_dropout": loaded.attn_pdrop,
-        }
-    head = getattr(loaded, "head_dim", None) or loaded.hidden_size // heads
-    window = None if kind == "llama" else loaded.sliding_window
-    if kind.startswith("qwen") and "sliding_attention" not in loaded.layer_types:
-        window = None
-    rope = loaded.rope_parameters
-    expected |= {
-        "num_query_groups": loaded.num_key_value_heads,
-        "kv_channels": None if head * heads == loaded.hidden_size else head,
-        "ffn_hidden_size": loaded.intermediate_size,
-        "norm_epsilon": loaded.rms_norm_eps,
-        "attention_dropout": loaded.attention_dropout,
-        "max_position_embeddings": min(loaded.max_position_embeddings, window or 1 << 40),
-        "rotary_base": rope["rope_theta"],
-        "rope_scaling_factor": rope["factor"] if rope["rope_type"] == "llama3" else None,
-    }
-    if kind == "mixtral":
-        expected |= {"num_experts": loaded.num_local_experts, "experts_per_token": loaded.num_experts_per_tok}
-    return expected
+    return expected | CASES[kind].expect(loaded)
 
 
 def assert_same(kind: str, config: dict[str, Any]) -> None:
@@ -141,10 +71,10 @@ def assert_same(kind: str, config: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CASES)
 def test_values_are_those_of_transformers(kind: str) -> None:
     """Each key alone, each pair of the keys of the rotary embedding, and random selections of all keys."""
-    choices = GPT2_CHOICES if kind == "gpt2" else CHOICES
+    choices = CASES[kind].choices
     configs: list[dict[str, Any]] = [{}, *({key: value} for key, values in choices.items() for value in values)]
     for first, second in itertools.combinations([key for key in choices if "rope" in key], 2):
         configs += [{first: a, second: b} for a in choices[first] for b in choices[second]]
@@ -228,21 +158,12 @@ def export_trained(model: Path, directory: Path, **changed: Any) -> dict[str, An
 SPECIAL = {"bos_token_id": 5, "eos_token_id": [6, 7], "pad_token_id": 8}
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "mixtral", "gpt2"])
 @pytest.mark.parametrize(
-    "changed",
-    [
-        pytest.param({"rotary_base": 20_000}, id="base"),
-        pytest.param({"norm_epsilon": 1e-4}, id="epsilon"),
-        pytest.param({"max_position_embeddings": 512}, id="longer"),
-        pytest.param({"rope_scaling_factor": 32.0, "max_position_embeddings": 512}, id="scaling"),
-    ],
+    ("family", "changed"), [(family, changed) for family, case in CASES.items() for changed in case.changes]
 )
 def test_an_export_has_the_trained_architecture_and_the_tokens_of_its_base(
     family: str, changed: dict[str, Any], tmp_path: Path
 ) -> None:
-    if family == "gpt2":
-        changed = {"norm_epsilon": 1e-4, "hidden_dropout": 0.0}
     model = make_model(tmp_path / "model", family, initializer_range=0.006, **SPECIAL)
     config = export_trained(model, tmp_path, **changed)
     assert {key: config[key] for key in SPECIAL} == SPECIAL

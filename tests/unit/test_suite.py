@@ -64,7 +64,7 @@ UNTYPED = {
     ),
     "configuration files of Hugging Face's models": (
         "checkpoints/convert/huggingface checkpoints/convert/importer checkpoints/convert/exporter "
-        "checkpoints/convert/initial_weights checkpoints/model_record"
+        "checkpoints/convert/initial_weights checkpoints/families/config_reader checkpoints/model_record"
     ),
 }
 """Modules with records without typed fields, by the kind of the records."""

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from tokenmill.checkpoints.families import FAMILIES
 from tokenmill.cli import options as o
 from tokenmill.cli.commands import Command, address
 
@@ -169,7 +170,10 @@ def import_(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="SOURCE", parser=address, help="A model: hf://ORG/MODEL, or a directory with safetensors."
+            metavar="SOURCE",
+            parser=address,
+            help="A model: hf://ORG/MODEL, or a directory with safetensors. "
+            f"Supported model types: {', '.join(FAMILIES)}.",
         ),
     ],
     directory: Annotated[Path, typer.Argument(metavar="PATH", help="Directory for the checkpoint.")],
@@ -182,7 +186,7 @@ def import_(
 ) -> None:
     """Convert a model of Hugging Face to a checkpoint of Megatron-LM, with which a run can start (checkpoint.loadPath).
 
-    Supported are Llama 3, Qwen 2.5, Qwen 3, Mistral, Mixtral and GPT-2. An interrupted import continues.
+    An interrupted import continues.
     """
     from tokenmill.checkpoints.convert import importer
     from tokenmill.cli.model_source import open_model, parse_model_source

@@ -2,8 +2,7 @@
 
     module          responsibility
     safetensors     read and write Hugging Face's weight files
-    huggingface     config.json of a model: its family, and its architecture as settings
-    mapping         which rows of which Hugging Face tensor a tensor of Megatron-LM consists of
+    huggingface     config.json of a model, read and written
     opcodes         opcodes of pickle for single values
     archive         a tensor in the format of torch.save, written and read as a stream
     metadata        .metadata of a torch_dist checkpoint, written and read
@@ -13,7 +12,7 @@
     model_card      README.md of an exported model
     initial_weights check the checkpoint of checkpoint.loadPath before a run starts
 
-Both directions use the same table (`mapping`) and copy bytes, so that an import and an export give the same tensors,
-bit for bit. Weights are data of an unknown origin: sizes, names and offsets are checked before they are used, and no
-pickle is executed.
+What differs between models is in `checkpoints.families`. Both directions use the same table of a family and copy bytes,
+so that an import and an export give the same tensors, bit for bit. Weights are data of an unknown origin: sizes, names
+and offsets are checked before they are used, and no pickle is executed.
 """

@@ -17,15 +17,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any, NamedTuple
 
 from tokenmill.checkpoints.convert.opcodes import write_integer, write_text, write_tuple
-from tokenmill.checkpoints.convert.safetensors import ELEMENT_BYTES, MAX_DIMENSIONS
+from tokenmill.checkpoints.convert.safetensors import DTYPES, MAX_DIMENSIONS
 from tokenmill.checkpoints.metadata import Damage
 from tokenmill.checkpoints.torch_file import BoundedFile, explain_archive_errors
 from tokenmill.core.files.pickles import DamagedPickle, RefusedPickle, load_pickle
 
-TORCH_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-"""torch's name of a dtype, by the name in safetensors."""
-
-_STORAGES = {"F32": "FloatStorage", "BF16": "BFloat16Storage", "F16": "HalfStorage"}
 _DESCRIPTOR_FLAGS = 0x808  # sizes and checksum follow the data; names are UTF-8
 _MAX_PICKLE_BYTES = 1 << 16
 _BLOCK_BYTES = 8 << 20
@@ -33,12 +29,12 @@ _BLOCK_BYTES = 8 << 20
 
 def encode_tensor(dtype: str, shape: tuple[int, ...], blocks: Iterable[memoryview]) -> Iterator[bytes | memoryview]:
     """Yield the archive of a tensor whose bytes are `blocks`, in C order."""
-    yield from _encode_archive(_describe(dtype, shape), blocks, math.prod(shape) * ELEMENT_BYTES[dtype])
+    yield from _encode_archive(_describe(dtype, shape), blocks, math.prod(shape) * DTYPES[dtype].bytes)
 
 
 def encoded_length(dtype: str, shape: tuple[int, ...]) -> int:
     """Return the bytes of the archive of a tensor."""
-    members = _list_members(_describe(dtype, shape), (), math.prod(shape) * ELEMENT_BYTES[dtype])
+    members = _list_members(_describe(dtype, shape), (), math.prod(shape) * DTYPES[dtype].bytes)
     names = sum(len(name) for name, _, _ in members)
     return sum(length for _, _, length in members) + 2 * names + len(members) * (30 + 24 + 46 + 28) + 56 + 20 + 22
 
@@ -105,7 +101,7 @@ def _describe(dtype: str, shape: tuple[int, ...]) -> bytes:
     storage = (
         write_text("storage")
         + b"ctorch\n"
-        + _STORAGES[dtype].encode()
+        + DTYPES[dtype].storage.encode()
         + b"\n"
         + write_text("0")
         + write_text("cpu")
@@ -151,7 +147,7 @@ def locate_tensor(file: IO[bytes], offset: int, length: int) -> StoredArray:
             raise Damage("it has no uncompressed bytes of a tensor")
         window.seek(member.header_offset)
         names, extra = struct.unpack("<26xHH", window.read(30))
-    size = math.prod(shape) * ELEMENT_BYTES[dtype]
+    size = math.prod(shape) * DTYPES[dtype].bytes
     if first or size != member.file_size or (size and not _has_c_order(shape, strides)):
         raise Damage(f"its tensor of shape {list(shape)} is not contiguous, or not all of its storage")
     start = offset + member.header_offset + 30 + names + extra
@@ -206,7 +202,7 @@ class _Storage(NamedTuple):
 _NAMES: dict[str, str | Callable[[tuple[Any, ...]], Any]] = {
     "torch._utils._rebuild_tensor_v2": lambda arguments: arguments,
     "collections.OrderedDict": lambda _: {},
-    **{f"torch.{storage}": dtype for dtype, storage in _STORAGES.items()},
+    **{f"torch.{dtype.storage}": name for name, dtype in DTYPES.items()},
 }
 """What stands for the names in the description of a tensor; a storage's class is the name of its dtype."""
 
@@ -215,7 +211,7 @@ def _find_storage(identifier: Any) -> _Storage:
     """Return the storage of a persistent id: "storage", its class, its key, its location, its number of elements."""
     kind, dtype, key = identifier[:3]
     is_text = isinstance(dtype, str) and isinstance(key, str)  # a tuple within tuples must not be hashed
-    if kind != "storage" or not is_text or dtype not in ELEMENT_BYTES or not key.isdigit():
+    if kind != "storage" or not is_text or dtype not in DTYPES or not key.isdigit():
         raise Damage("its description names another storage than that of a tensor")
     return _Storage(dtype, key)
 

@@ -24,37 +24,15 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from tokenmill.checkpoints.convert import importer
-from tokenmill.checkpoints.convert.archive import TORCH_DTYPES, StoredArray, compute_checksum, locate_tensor, read_bytes
-from tokenmill.checkpoints.convert.huggingface import (
-    ARCHITECTURES,
-    CONFIG,
-    build_config,
-    choose_family,
-    has_same_architecture,
-    parse_config,
-)
+from tokenmill.checkpoints.convert.archive import StoredArray, compute_checksum, locate_tensor, read_bytes
+from tokenmill.checkpoints.convert.huggingface import CONFIG, build_config, has_same_architecture, parse_config
 from tokenmill.checkpoints.convert.importer import GENERATION_CONFIG, ImportRecord, read_import
-from tokenmill.checkpoints.convert.mapping import (
-    EMBEDDING,
-    LAYERS,
-    VOCABULARY_KEYS,
-    WEIGHTS,
-    Family,
-    HubTensor,
-    TensorPiece,
-    list_pieces,
-)
 from tokenmill.checkpoints.convert.metadata import CheckpointTensor, TensorPart, read_metadata
 from tokenmill.checkpoints.convert.model_card import ExportedModel, write_model_card
 from tokenmill.checkpoints.convert.output import BLOCK_BYTES, ConversionOutput, FileToWrite
-from tokenmill.checkpoints.convert.safetensors import (
-    ELEMENT_BYTES,
-    INDEX,
-    SINGLE,
-    encode_header,
-    encode_index,
-    list_some,
-)
+from tokenmill.checkpoints.convert.safetensors import DTYPES, INDEX, SINGLE, encode_header, encode_index, list_some
+from tokenmill.checkpoints.families import FAMILIES
+from tokenmill.checkpoints.families.tensors import EMBEDDING, LAYERS, VOCABULARY_KEYS, WEIGHTS, HubTensor, TensorPiece
 from tokenmill.checkpoints.metadata import Damage
 from tokenmill.checkpoints.model_record import MODEL_RECORD, TOKENIZER, ModelRecord, read_model_record
 from tokenmill.checkpoints.repair import examine_tracked, list_checkpoints
@@ -124,9 +102,8 @@ def plan_export(directory: Path, *, iteration: int | None = None, model: Model |
     except Damage as problem:
         raise RequestError(f"{checkpoint.path}: {problem}; use another checkpoint of the run") from None
     vocabulary = _choose_vocabulary(model, record, base, tensors)
-    family, config = _choose_config(model, record, base, vocabulary, tensors)
-    prefix = "transformer." if family == "gpt2" else ""
-    pieces = list_pieces(model, family, vocabulary, prefix)
+    config = _choose_config(model, record, base, vocabulary, tensors)
+    pieces = FAMILIES[config["model_type"]].list_pieces(model, vocabulary)
     known = {key for piece in pieces for key in piece.keys}
     pieces = [_adapt(piece, tensors) for piece in pieces]
     _check_tensors(checkpoint, pieces, tensors, known)
@@ -170,9 +147,7 @@ def export_model(plan: ExportPlan, output: Path, reporter: Reporter) -> None:
             for number, (name, tensors) in enumerate(shards.items())
         ]
         with reporter.progress("export", total, len(names), conversion.count):
-            largest = max(
-                math.prod(piece.shape) * ELEMENT_BYTES[plan.tensors[piece.key].dtype] for piece in plan.pieces
-            )
+            largest = max(math.prod(piece.shape) * DTYPES[plan.tensors[piece.key].dtype].bytes for piece in plan.pieces)
             records = conversion.write_files(outputs, memory_each=COPIES * largest)
         hashes = {name: record.sha256 for name, record in zip(names, records, strict=True)}
         tree = conversion.tree
@@ -253,20 +228,17 @@ def _choose_config(
     base: ImportRecord | None,
     vocabulary: int,
     tensors: dict[str, CheckpointTensor],
-) -> tuple[Family, dict[str, Any]]:
-    """Return the family and the config.json: that of the imported model, if the architecture is still the same."""
+) -> dict[str, Any]:
+    """Return the config.json: that of the imported model, if the architecture is still the same."""
     embedding = tensors.get(EMBEDDING)
-    dtype = TORCH_DTYPES.get(embedding.dtype if embedding else "BF16", "bfloat16")
+    dtype = DTYPES[embedding.dtype if embedding and embedding.dtype in DTYPES else "BF16"].torch
     if base is not None:
         imported = parse_config(base.config, base.model.name, CONFIG)
         if has_same_architecture(imported.model, model) and imported.model.positions == model.positions:
-            kind = base.config["model_type"]
-            config = {**base.config, "architectures": [ARCHITECTURES[kind]], "vocab_size": vocabulary}
-            key = "dtype" if "dtype" in config else "torch_dtype"
-            return imported.family, {**config, key: dtype}
-    family = choose_family(model)[1]
+            config = {**base.config, "architectures": [imported.family.architecture], "vocab_size": vocabulary}
+            return {**config, "dtype" if "dtype" in config else "torch_dtype": dtype}
     eod = record.eod if record else None
-    return family, build_config(model, vocabulary, dtype, eos=eod, bos=None, base=base.config if base else None)
+    return build_config(model, vocabulary, dtype, eos=eod, bos=None, base=base.config if base else None)
 
 
 def _adapt(piece: TensorPiece, tensors: dict[str, CheckpointTensor]) -> TensorPiece:
@@ -298,9 +270,9 @@ def _check_tensors(
         if key in tensors and not _fits(key, tensors[key].shape, shape)
     ]
     dtypes = [
-        f"{key} is {tensors[key].dtype}, supported are {', '.join(ELEMENT_BYTES)}"
+        f"{key} is {tensors[key].dtype}, supported are {', '.join(DTYPES)}"
         for key in sorted(expected)
-        if key in tensors and tensors[key].dtype not in ELEMENT_BYTES
+        if key in tensors and tensors[key].dtype not in DTYPES
     ]
     listed = ((missing, "missing: "), (extra, "not part of the architecture: "), (shapes, ""), (dtypes, ""))
     if problems := [text + list_some(items, "; ") for items, text in listed if items]:
@@ -369,7 +341,7 @@ def _plan_shards(plan: ExportPlan) -> dict[str, list[tuple[TensorPiece, HubTenso
 def _bytes(plan: ExportPlan, tensor: HubTensor, piece: TensorPiece | None = None) -> int:
     if piece is None:
         piece = next(piece for piece in plan.pieces if tensor in piece.tensors)
-    return math.prod(tensor.shape) * ELEMENT_BYTES[plan.tensors[piece.key].dtype]
+    return math.prod(tensor.shape) * DTYPES[plan.tensors[piece.key].dtype].bytes
 
 
 def _encode_shard(plan: ExportPlan, tensors: list[tuple[TensorPiece, HubTensor]]) -> Iterator[bytes | memoryview]:
@@ -418,7 +390,7 @@ class _CheckpointReader:
     def _assemble(self, piece: TensorPiece) -> "np.ndarray[Any, Any]":
         """Return a piece, joined from the parts of the checkpoint that overlap it."""
         tensor = self._plan.tensors[piece.key]
-        kind = np.dtype(f"u{ELEMENT_BYTES[tensor.dtype]}")
+        kind = np.dtype(f"u{DTYPES[tensor.dtype].bytes}")
         array = np.empty(piece.shape, kind)
         lead = len(piece.position)
         for part in tensor.parts:

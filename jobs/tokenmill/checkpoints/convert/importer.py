@@ -12,7 +12,6 @@ continues with the first unfinished file after a kill.
 import hashlib
 import math
 import os
-import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -25,17 +24,11 @@ import numpy as np
 
 from tokenmill.checkpoints.convert.archive import encode_tensor, encode_value, encoded_length
 from tokenmill.checkpoints.convert.huggingface import CONFIG, HubModel, read_config, read_json_object
-from tokenmill.checkpoints.convert.mapping import HubTensor, TensorPiece, list_extra_states, list_pieces
 from tokenmill.checkpoints.convert.metadata import CheckpointTensor, TensorPart, encode_metadata
 from tokenmill.checkpoints.convert.output import BLOCK_BYTES, ConversionOutput, FileRecord, FileToWrite
-from tokenmill.checkpoints.convert.safetensors import (
-    ELEMENT_BYTES,
-    StoredTensor,
-    list_some,
-    list_weight_files,
-    read_tensors,
-)
+from tokenmill.checkpoints.convert.safetensors import DTYPES, StoredTensor, list_some, list_weight_files, read_tensors
 from tokenmill.checkpoints.convert.vocabulary import check_embedding_rows, describe_differences, read_vocabulary
+from tokenmill.checkpoints.families.tensors import HUB_OUTPUT, HubTensor, TensorPiece
 from tokenmill.checkpoints.metadata import Extent
 from tokenmill.checkpoints.repair import TRACKER
 from tokenmill.checkpoints.torch_dist import RELEASE
@@ -58,12 +51,6 @@ RECORD = Path(".tokenmill/import/import.json")
 MODEL_VALUES = "model.yaml"
 TOKENIZER = "tokenizer"
 GENERATION_CONFIG = "generation_config.json"
-
-_EXPONENTS = {"F32": 0x7F800000, "BF16": 0x7F80, "F16": 0x7C00}
-"""The bits of the exponent, which are all set in NaN and in infinity."""
-
-_BUFFERS = re.compile(r"(.*\.)?(attn\.(masked_)?bias|rotary_emb\.inv_freq)")
-"""Names of tensors that older files contain and that are not weights."""
 
 
 class ModelOrigin(NamedTuple):
@@ -109,7 +96,7 @@ class ImportPlan(NamedTuple):
     @property
     def bytes(self) -> int:
         """Return the bytes of all weights."""
-        return sum(math.prod(piece.shape) * ELEMENT_BYTES[self.dtype(piece)] for piece in self.pieces)
+        return sum(math.prod(piece.shape) * DTYPES[self.dtype(piece)].bytes for piece in self.pieces)
 
     def dtype(self, piece: TensorPiece) -> str:
         """Return the dtype of a piece, which is that of its tensors."""
@@ -125,13 +112,12 @@ def plan_import(directory: Path, source: ModelOrigin) -> ImportPlan:
     """
     model = read_config(directory, _model_name(source))
     tensors = read_tensors(list_weight_files(directory))
-    prefix = "transformer." if "transformer.wte.weight" in tensors else ""
     if (units := model.model.num_layers * (model.model.num_experts or 1)) > len(tensors):
         raise RequestError(
             f"the weights in {directory} have {len(tensors):,} tensors, but its {CONFIG} has num_hidden_layers x "
             f"experts {units:,}; use a complete copy of a model whose config belongs to its weights"
         )
-    pieces = list_pieces(model.model, model.family, model.embedding_rows, prefix)
+    pieces = _list_pieces(model, tensors)
     _check_tensors(directory, model, tensors, pieces)
     if vocabulary := read_vocabulary(directory):
         check_embedding_rows(vocabulary, model.embedding_rows, str(directory))
@@ -289,26 +275,36 @@ def _file_identity(path: Path) -> list[object]:
     return [status.st_size, status.st_mtime_ns]
 
 
+def _list_pieces(model: HubModel, tensors: dict[str, StoredTensor]) -> list[TensorPiece]:
+    """Return the pieces of a model with the prefix that its tensors have; the last of the family if they have none."""
+    pieces: list[TensorPiece] = []
+    for prefix in model.family.prefixes:
+        pieces = model.family.list_pieces(model.model, model.embedding_rows, prefix)
+        if pieces[0].tensors[0].name in tensors:
+            break
+    return pieces
+
+
 def _check_tensors(
     directory: Path, model: HubModel, tensors: dict[str, StoredTensor], pieces: list[TensorPiece]
 ) -> None:
     """Raise RequestError with names and shapes unless the tensors are exactly those of the architecture."""
     expected = {tensor.name: tensor for piece in pieces for tensor in piece.tensors}
-    extra = sorted(name for name in tensors.keys() - expected.keys() if not _BUFFERS.fullmatch(name))
+    extra = sorted(name for name in tensors.keys() - expected.keys() if not model.family.buffers.fullmatch(name))
     problems: list[str] = []
-    if not model.model.untie_embeddings and "lm_head.weight" in extra:
-        extra.remove("lm_head.weight")
+    if not model.model.untie_embeddings and HUB_OUTPUT in extra:
+        extra.remove(HUB_OUTPUT)
         embedding = tensors.get(pieces[0].tensors[0].name)
-        if embedding and not _have_same_bytes(embedding, tensors["lm_head.weight"]):
+        if embedding and not _have_same_bytes(embedding, tensors[HUB_OUTPUT]):
             problems.append(
                 f"{CONFIG} says that the output layer is tied to the embedding (tie_word_embeddings), but "
-                f"lm_head.weight has other values than {pieces[0].tensors[0].name}"
+                f"{HUB_OUTPUT} has other values than {pieces[0].tensors[0].name}"
             )
     if missing := sorted(expected.keys() - tensors.keys()):
         described = [f"{name} {list(expected[name].stored_shape)}" for name in missing]
         problems.append(f"missing: {list_some(described)}")
-        if missing == ["lm_head.weight"]:
-            problems.append(f"without lm_head.weight the embeddings must be tied; set tie_word_embeddings in {CONFIG}")
+        if missing == [HUB_OUTPUT]:
+            problems.append(f"without {HUB_OUTPUT} the embeddings must be tied; set tie_word_embeddings in {CONFIG}")
     if extra:
         described = [f"{name} {list(tensors[name].shape)}" for name in extra]
         problems.append(f"not part of the architecture: {list_some(described)}")
@@ -318,9 +314,9 @@ def _check_tensors(
         if name in tensors and tensors[name].shape != tensor.stored_shape
     ]
     dtypes = [
-        f"{name} is {tensors[name].dtype}, supported are {', '.join(ELEMENT_BYTES)}"
+        f"{name} is {tensors[name].dtype}, supported are {', '.join(DTYPES)}"
         for name in expected
-        if name in tensors and tensors[name].dtype not in ELEMENT_BYTES
+        if name in tensors and tensors[name].dtype not in DTYPES
     ]
     mixed = [
         f"{', '.join(tensor.name for tensor in piece.tensors)} have different dtypes, but form one tensor in "
@@ -344,12 +340,12 @@ def _check_values(plan: ImportPlan, reporter: Reporter) -> None:
 
     def count(name: str) -> int:
         stored = plan.tensors[name]
-        kind, exponent = (np.dtype(f"u{ELEMENT_BYTES[stored.dtype]}"), _EXPONENTS[stored.dtype])
+        dtype = DTYPES[stored.dtype]
         invalid = 0
         with _WeightReader(plan.tensors) as reader:
             for block in reader.read_bytes(stored, 0, stored.bytes):
-                bits = np.frombuffer(block, kind) & exponent
-                invalid += int(np.count_nonzero(bits == exponent))
+                bits = np.frombuffer(block, f"u{dtype.bytes}") & dtype.exponent
+                invalid += int(np.count_nonzero(bits == dtype.exponent))
         done.append(stored.bytes)
         return invalid
 
@@ -416,7 +412,7 @@ def _plan_files(plan: ImportPlan) -> list[_PlannedFile]:
     groups: list[list[TensorPiece]] = [[]]
     size = 0
     for piece in plan.pieces:
-        length = math.prod(piece.shape) * ELEMENT_BYTES[plan.dtype(piece)]
+        length = math.prod(piece.shape) * DTYPES[plan.dtype(piece)].bytes
         if groups[-1] and size + length > FILE_BYTES:
             groups.append([])
             size = 0
@@ -470,7 +466,7 @@ class _WeightReader:
         transposed: dict[str, np.ndarray[Any, Any]] = {}
         for rows in piece.rows:
             tensor, stored = by_name[rows.tensor], self._tensors[rows.tensor]
-            row_bytes = math.prod(tensor.shape[1:]) * ELEMENT_BYTES[stored.dtype]
+            row_bytes = math.prod(tensor.shape[1:]) * DTYPES[stored.dtype].bytes
             if tensor.transposed:
                 if rows.tensor not in transposed:
                     transposed[rows.tensor] = self._transpose(tensor, stored)
@@ -481,7 +477,7 @@ class _WeightReader:
 
     def _transpose(self, tensor: HubTensor, stored: StoredTensor) -> "np.ndarray[Any, Any]":
         data = self._read_block(stored, 0, stored.bytes)
-        kind = np.dtype(f"u{ELEMENT_BYTES[stored.dtype]}")
+        kind = np.dtype(f"u{DTYPES[stored.dtype].bytes}")
         return np.frombuffer(data, kind).reshape(tensor.stored_shape).T
 
     def read_bytes(self, stored: StoredTensor, start: int, length: int) -> Iterator[memoryview]:
@@ -516,7 +512,7 @@ def _write_values(
     name = f"__0_{len(hashes)}.distcp"
     common = encode_value([_common_state()])
     nothing = encode_value([None])
-    keys = list_extra_states(plan.model.model)
+    keys = plan.model.family.extra_states(plan.model.model)
     values = {"common_state/shard_0_1": Extent(name, 0, len(common))}
     for number, key in enumerate(keys):
         values[key] = Extent(name, len(common) + number * len(nothing), len(nothing))
@@ -550,7 +546,7 @@ def _make_record(plan: ImportPlan) -> ImportRecord:
         plan.source.revision,
         plan.contract,
         plan.model.model,
-        plan.model.family,
+        plan.model.family.tensor_names,
         plan.model.config,
         plan.generation_config,
         max(set(dtypes), key=dtypes.count),

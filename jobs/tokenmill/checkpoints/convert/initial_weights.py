@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.checkpoints.convert.huggingface import choose_family
 from tokenmill.checkpoints.convert.importer import TOKENIZER, read_import
-from tokenmill.checkpoints.convert.mapping import VOCABULARY_KEYS, WEIGHTS, list_pieces
 from tokenmill.checkpoints.convert.metadata import CheckpointTensor, read_metadata
 from tokenmill.checkpoints.convert.safetensors import list_some
 from tokenmill.checkpoints.convert.vocabulary import describe_differences, read_vocabulary
+from tokenmill.checkpoints.families import choose_family
+from tokenmill.checkpoints.families.tensors import VOCABULARY_KEYS, WEIGHTS
 from tokenmill.checkpoints.metadata import Damage
 from tokenmill.checkpoints.repair import examine_tracked
 from tokenmill.checkpoints.torch_dist import is_older_format
@@ -60,7 +60,7 @@ def find_problems(load_path: Path, model: Model, layout: Layout, tokenizer: Path
 
 def _compare_shapes(load_path: Path, model: Model, layout: Layout, tensors: dict[str, CheckpointTensor]) -> list[str]:
     try:
-        family = choose_family(model)[1]
+        family = choose_family(model)
     except RequestError:
         return []  # an architecture that the conversion does not know; Megatron-LM compares the shapes
     if any(key.startswith("decoder.layers.0.") for key in tensors):
@@ -68,7 +68,7 @@ def _compare_shapes(load_path: Path, model: Model, layout: Layout, tensors: dict
     missing: list[str] = []
     shapes: list[str] = []
     known: set[str] = set()
-    for piece in list_pieces(model, family, layout.padded_vocab):
+    for piece in family.list_pieces(model, layout.padded_vocab):
         known.update(piece.keys)
         key = next((key for key in piece.keys if key in tensors), None)
         if key is None:

@@ -8,12 +8,11 @@ Source: torch/distributed/checkpoint/metadata.py.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tokenmill.checkpoints.convert.archive import TORCH_DTYPES
 from tokenmill.checkpoints.convert.opcodes import write_integer, write_text, write_tuple
-from tokenmill.checkpoints.convert.safetensors import MAX_DIMENSIONS
+from tokenmill.checkpoints.convert.safetensors import DTYPES, MAX_DIMENSIONS
 from tokenmill.checkpoints.metadata import Damage, Extent, load_metadata, read_fields
 
-_DTYPES = {torch_name: name for name, torch_name in TORCH_DTYPES.items()}
+_DTYPES = {dtype.torch: name for name, dtype in DTYPES.items()}
 
 
 class TensorPart(NamedTuple):
@@ -80,7 +79,7 @@ def _properties(dtype: str) -> bytes:
     """Return the state of TensorProperties: dtype, layout, requires_grad, memory format, pin_memory."""
     layout = b"ctorch.serialization\n_get_layout\n" + write_text("torch.strided") + b"\x85R"
     memory_format = b"ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\n" + write_integer(0) + b"\x85R"
-    return b"(ctorch\n" + TORCH_DTYPES[dtype].encode() + b"\n" + layout + b"\x89" + memory_format + b"\x89t"
+    return b"(ctorch\n" + DTYPES[dtype].torch.encode() + b"\n" + layout + b"\x89" + memory_format + b"\x89t"
 
 
 def _new(module: str, name: str) -> bytes:

@@ -37,9 +37,6 @@ MAX_NAME_CHARACTERS = 500
 MAX_LISTED = 10
 """Maximum number of tensors or files that a message lists."""
 
-ELEMENT_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
-"""Bytes of an element of the dtypes that weights of the supported models have."""
-
 _DTYPE_NAME = re.compile("[A-Z0-9_]{1,20}")
 
 MAX_FILE_NAME_BYTES = 255
@@ -47,6 +44,27 @@ MAX_FILE_NAME_BYTES = 255
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+
+
+class Dtype(NamedTuple):
+    """A dtype of weights."""
+
+    bytes: int
+    """Bytes of an element."""
+    torch: str
+    """Name in torch."""
+    storage: str
+    """Name of torch's class for the storage of a tensor."""
+    exponent: int
+    """The bits of the exponent, which are all set in NaN and in infinity."""
+
+
+DTYPES = {
+    "F32": Dtype(4, "float32", "FloatStorage", 0x7F800000),
+    "BF16": Dtype(2, "bfloat16", "BFloat16Storage", 0x7F80),
+    "F16": Dtype(2, "float16", "HalfStorage", 0x7C00),
+}
+"""The dtypes that weights of the supported models have, by their names in safetensors."""
 
 
 class StoredTensor(NamedTuple):
@@ -60,7 +78,7 @@ class StoredTensor(NamedTuple):
     @property
     def bytes(self) -> int:
         """Return the size in bytes."""
-        return math.prod(self.shape) * ELEMENT_BYTES.get(self.dtype, 0)
+        return math.prod(self.shape) * DTYPES[self.dtype].bytes if self.dtype in DTYPES else 0
 
 
 class _HeaderEntry(msgspec.Struct):
@@ -147,7 +165,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         begin, stop = entry.data_offsets
         if begin != end or stop < begin or any(size < 0 for size in entry.shape):
             raise _damaged(path, f"the bytes of {name!r} do not follow those of the tensor before it")
-        needed = math.prod(entry.shape) * ELEMENT_BYTES[entry.dtype] if entry.dtype in ELEMENT_BYTES else stop - begin
+        needed = math.prod(entry.shape) * DTYPES[entry.dtype].bytes if entry.dtype in DTYPES else stop - begin
         if stop - begin != needed:
             raise _damaged(path, f"{name!r} with {entry.dtype} {entry.shape} has {stop - begin:,} bytes")
         end = stop
@@ -164,7 +182,7 @@ def encode_header(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> bytes:
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, (dtype, shape) in tensors.items():
-        begin, end = end, end + math.prod(shape) * ELEMENT_BYTES[dtype]
+        begin, end = end, end + math.prod(shape) * DTYPES[dtype].bytes
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
