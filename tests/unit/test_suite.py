@@ -53,10 +53,7 @@ UNTYPED = {
         "stages/transform/stage stages/chat/options datasets/contract stages/pack/options"
     ),
     "options of Python calls": "cli/groups engine/executors engine/workspace",
-    "JSON output of commands": (
-        "cli/blend reports/compare/report cli/fit cli/inspect cli/stage_result cli/status engine/progress "
-        "engine/status fit/cases fit/fit fit/render fit/request"
-    ),
+    "values of the chart for training, and the fields of a model": "cli/blend fit/fit fit/request",
     "settings and presets before they are checked": "models/model train/settings fit/values submit/profile",
     "values of the charts": "submit/values",
     "Megatron-LM's and PyTorch's objects": (

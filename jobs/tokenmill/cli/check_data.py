@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli import options as o
+from tokenmill.core.json_lines import print_json
 from tokenmill.core.printing import printable
 
 
@@ -73,7 +74,7 @@ def check_data(
     if vocab_size is not None and model is not None:
         raise typer.BadParameter("--vocab-size and --model both set the model's vocabulary; use one of them")
     from tokenmill.loaders.check.frameworks import choose_frameworks
-    from tokenmill.loaders.check.report import render_json, render_text
+    from tokenmill.loaders.check.report import make_event, render_text
     from tokenmill.loaders.check.request import CheckRequest
     from tokenmill.loaders.check.run import check
 
@@ -91,7 +92,10 @@ def check_data(
         frameworks=choose_frameworks(framework),
     )
     report = check(request, log=lambda line: None if json else _log(line))
-    sys.stdout.write((render_json(report) if json else "\n".join(render_text(report))) + "\n")
+    if json:
+        print_json(make_event(report))
+    else:
+        sys.stdout.write("\n".join(render_text(report)) + "\n")
     if report.bad:
         raise typer.Exit(1)
 
