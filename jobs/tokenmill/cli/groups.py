@@ -26,7 +26,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
         else:
             parameters.append(parameter.replace(annotation=hint, kind=Parameter.KEYWORD_ONLY))
 
-    def check(values: dict[str, Any]) -> None:
+    def check(values: dict[str, object]) -> None:
         """Replace the fields of each group in `values` by the group; end with a usage message if they conflict."""
         for name, (group, names) in groups.items():
             try:
