@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from support import stages
+from tokenmill.core.json_lines import JsonEvent
 from tokenmill.datasets.dataset import verify_outputs
 from tokenmill.engine.attempt import planning_lease
 from tokenmill.engine.contract import Origin, Part
-from tokenmill.engine.progress import Reporter
+from tokenmill.engine.progress import Reporter, StartEvent
 from tokenmill.engine.record import StageRecord
 from tokenmill.engine.selection import Selection
 from tokenmill.engine.stage import StageRun
@@ -460,8 +461,8 @@ class Meddler(Reporter):
         self.path = path
         self.content = content
 
-    def log(self, text: str, **event: object) -> None:
-        if "units" in event:
+    def write(self, text: str, event: JsonEvent) -> None:
+        if isinstance(event, StartEvent):
             self.path.write_text(self.content)
 
 

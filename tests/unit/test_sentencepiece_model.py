@@ -78,7 +78,9 @@ def resolve_directory(directory: Path, work: Path, **fields: Any) -> dict[str, A
     request = {"reference": "mine", "need_eod": True, "eod_token": None, "add_special_tokens": True, "texts": TEXTS}
     request |= {"encoder": "hf", "source": None, "special_in_text": "keep"}
     (work / "request.json").write_text(json.dumps(request | fields))
-    return resolve(work)
+    outcome = resolve(work)
+    assert outcome.fields
+    return outcome.fields.to_json() | ({"special": outcome.special} if outcome.special else {})
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -5,7 +5,6 @@ Only this module turns errors into messages and exit codes.
 
 import contextlib
 import io
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import typer
 
 from tokenmill import __version__
 from tokenmill.core import redaction
+from tokenmill.core.json_lines import ErrorEvent, format_json
 from tokenmill.core.printing import printable_message
 from tokenmill.errors import TokenmillError
 
@@ -62,7 +62,7 @@ def main() -> None:
         message = redaction.redact(str(error))
         line = f"error: {printable_message(message)}\n"
         if "--json" in sys.argv:
-            line = json.dumps({"event": "error", "message": message, "exit_code": error.exit_code}) + "\n"
+            line = format_json(ErrorEvent(message, error.exit_code)) + "\n"
         with contextlib.suppress(OSError, ValueError):  # its volume is full, or its reader has gone
             sys.stderr.write(line)
             sys.stderr.flush()

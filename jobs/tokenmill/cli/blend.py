@@ -125,11 +125,11 @@ def _render_values(data: Any, key: str | None, root: Path) -> bytes:
     Dumper.add_multi_representer(
         Path, lambda dumper, path: dumper.represent_scalar("tag:yaml.org,2002:str", str(path), '"')
     )
-    shares: dict[str, Any] = {
+    shares: dict[str, object] = {
         name: [{"path": _volume_path(source.path, root), "weight": source.share} for source in sources]
         for name, sources in data.lists.items()
     }
-    dataset: dict[str, Any] = {"blend": {**shares, "by": "given"}}
+    dataset: dict[str, object] = {"blend": {**shares, "by": "given"}}
     dataset |= {"split": data.split} if data.split else {}
     dataset |= {"key": key} if key else {}
     return yaml.dump({"dataset": dataset}, Dumper=Dumper, sort_keys=False).encode()

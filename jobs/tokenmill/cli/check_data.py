@@ -8,6 +8,7 @@ import typer
 
 from tokenmill.cli import options as o
 from tokenmill.cli.groups import spread
+from tokenmill.core.json_lines import print_json
 from tokenmill.core.printing import printable
 from tokenmill.loaders.check.options import CheckOptions
 
@@ -27,7 +28,7 @@ def check_data(
 ) -> None:
     """Check files, vocabulary and tokens of a run's data, and compare the samples that each framework reads."""
     from tokenmill.loaders.check.frameworks import choose_frameworks
-    from tokenmill.loaders.check.report import render_json, render_text
+    from tokenmill.loaders.check.report import make_event, render_text
     from tokenmill.loaders.check.request import CheckRequest
     from tokenmill.loaders.check.run import check
 
@@ -38,7 +39,10 @@ def check_data(
         frameworks=choose_frameworks(options.framework or []),
     )
     report = check(request, log=lambda line: None if json else _log(line))
-    sys.stdout.write((render_json(report) if json else "\n".join(render_text(report))) + "\n")
+    if json:
+        print_json(make_event(report))
+    else:
+        sys.stdout.write("\n".join(render_text(report)) + "\n")
     if report.bad:
         raise typer.Exit(1)
 

@@ -1,17 +1,18 @@
 """`tokenmill checkpoint`: list, verify and repair the checkpoints of a run; import and export models."""
 
-import json as jsonlib
 import os
 import sys
 import time
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from tokenmill.checkpoints.families import FAMILIES
 from tokenmill.cli import options as o
 from tokenmill.cli.commands import Command, address
+from tokenmill.core.json_lines import JsonEvent, print_json
 
 checkpoint = typer.Typer(
     no_args_is_help=True,
@@ -19,6 +20,66 @@ checkpoint = typer.Typer(
     help="List, verify and repair the checkpoints of a run; convert models from and to Hugging Face.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+class ListedCheckpoint(msgspec.Struct, frozen=True):
+    """A checkpoint in the list; `tracked` is true for the one that the tracker names."""
+
+    iteration: int
+    name: str
+    complete: bool
+    problems: tuple[str, ...]
+    bytes: int
+    mtime: float
+    tracked: bool
+    before_nan: bool
+
+
+class CheckpointsEvent(JsonEvent, frozen=True, tag="checkpoints"):
+    """The result of `tokenmill checkpoint list`; `tracker` is the name in the tracker."""
+
+    path: Path
+    tracker: str | None
+    tracker_problem: str | None
+    checkpoints: list[ListedCheckpoint]
+
+
+class VerifiedCheckpointEvent(JsonEvent, frozen=True, tag="verify"):
+    """The result of `tokenmill checkpoint verify`."""
+
+    quick: bool
+    iteration: int
+    checkpoint: Path
+    problems: tuple[str, ...]
+
+
+class RepairEvent(JsonEvent, frozen=True, tag="repair"):
+    """The result of `tokenmill checkpoint repair`: where the next run starts, and the changes."""
+
+    dry_run: bool
+    iteration: int
+    checkpoint: str | None
+    done: tuple[str, ...]
+
+
+class ImportEvent(JsonEvent, frozen=True, tag="import"):
+    """The result of `tokenmill checkpoint import`."""
+
+    path: Path
+    source: str
+    revision: str | None
+    dtype: str
+
+
+class ExportEvent(JsonEvent, frozen=True, tag="export"):
+    """The result of `tokenmill checkpoint export`."""
+
+    path: Path
+    output: Path
+    checkpoint: str
+    iteration: int
+    architecture: str
+
 
 Checkpoints = Annotated[Path, typer.Argument(metavar="PATH", help="Directory of a run's checkpoints.")]
 
@@ -53,26 +114,20 @@ def list_(path: Checkpoints, json: o.Json = False) -> None:
         tracker_problem = str(error)
     checkpoints = list_checkpoints(path)
     if json:
-        event = {
-            "event": "checkpoints",
-            "path": str(path),
-            "tracker": tracked_name,
-            "tracker_problem": tracker_problem,
-            "checkpoints": [
-                {
-                    "iteration": saved.iteration,
-                    "name": saved.path.name,
-                    "complete": saved.complete,
-                    "problems": saved.problems,
-                    "bytes": saved.bytes,
-                    "mtime": saved.mtime,
-                    "tracked": saved.path.name == tracked_name,
-                    "before_nan": saved.before_nan,
-                }
-                for saved in checkpoints
-            ],
-        }
-        sys.stdout.write(jsonlib.dumps(event) + "\n")
+        listed = [
+            ListedCheckpoint(
+                iteration=saved.iteration,
+                name=saved.path.name,
+                complete=saved.complete,
+                problems=saved.problems,
+                bytes=saved.bytes,
+                mtime=saved.mtime,
+                tracked=saved.path.name == tracked_name,
+                before_nan=saved.before_nan,
+            )
+            for saved in checkpoints
+        ]
+        print_json(CheckpointsEvent(path, tracked_name, tracker_problem, listed))
         return
     for saved in checkpoints:
         mark = "*" if saved.path.name == tracked_name else " "
@@ -106,14 +161,11 @@ def verify(
             "for the first save"
         )
     if json:
-        event = {
-            "event": "verify",
-            "quick": quick,
-            "iteration": tracked_checkpoint.iteration,
-            "checkpoint": str(tracked_checkpoint.path),
-            "problems": tracked_checkpoint.problems,
-        }
-        sys.stdout.write(jsonlib.dumps(event) + "\n")
+        print_json(
+            VerifiedCheckpointEvent(
+                quick, tracked_checkpoint.iteration, tracked_checkpoint.path, tracked_checkpoint.problems
+            )
+        )
     else:
         for problem in tracked_checkpoint.problems:
             sys.stdout.write(f"problem: {problem}\n")
@@ -150,14 +202,7 @@ def repair(
     _check_directory(path)
     start = repair_checkpoints(path, dry_run=dry_run, start_over=start_over, log=Reporter(json_lines=json).log)
     if json:
-        event = {
-            "event": "repair",
-            "dry_run": dry_run,
-            "iteration": start.iteration,
-            "checkpoint": start.name,
-            "done": start.actions,
-        }
-        sys.stdout.write(jsonlib.dumps(event) + "\n")
+        print_json(RepairEvent(dry_run, start.iteration, start.name, start.actions))
         return
     for change in start.actions:
         sys.stdout.write(f"{'would change: ' if dry_run else ''}{change}\n")
@@ -210,14 +255,7 @@ def import_(
                 importer.check_data_tokenizer(files.directory, plan.model.embedding_rows, data)
             record = importer.import_model(plan, directory, reporter)
     if json:
-        event = {
-            "event": "import",
-            "path": str(directory),
-            "source": record.uri,
-            "revision": record.revision,
-            "dtype": record.dtype,
-        }
-        sys.stdout.write(jsonlib.dumps(event) + "\n")
+        print_json(ImportEvent(directory, record.uri, record.revision, record.dtype))
         return
     sys.stdout.write(
         f"import: complete, {record.dtype} weights of {record.model.name}: {directory}\n"
@@ -251,18 +289,11 @@ def export(
     plan = plan_export(path, iteration=iteration, model=None if model is None else read_model_values(model))
     with explain_os_errors(output):
         export_model(plan, output, reporter)
+    architecture = plan.config["architectures"][0]
     if json:
-        event = {
-            "event": "export",
-            "path": str(path),
-            "output": str(output),
-            "checkpoint": plan.checkpoint.path.name,
-            "iteration": plan.checkpoint.iteration,
-            "architecture": plan.config["architectures"][0],
-        }
-        sys.stdout.write(jsonlib.dumps(event) + "\n")
+        print_json(ExportEvent(path, output, plan.checkpoint.path.name, plan.checkpoint.iteration, architecture))
         return
     sys.stdout.write(
-        f"export: complete, {plan.checkpoint.path} as {plan.config['architectures'][0]}: {output}\n"
+        f"export: complete, {plan.checkpoint.path} as {architecture}: {output}\n"
         f"next: AutoModelForCausalLM.from_pretrained({str(output)!r})\n"
     )

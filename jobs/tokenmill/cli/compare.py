@@ -33,9 +33,10 @@ def compare(
     """Compare training runs: data and order first, then loss over tokens, throughput, stalls and settings."""
     import msgspec
 
+    from tokenmill.core.json_lines import make_portable, print_json
     from tokenmill.core.printing import printable
     from tokenmill.reports.compare.page import write_page
-    from tokenmill.reports.compare.report import compare_runs, to_builtins
+    from tokenmill.reports.compare.report import compare_runs
     from tokenmill.reports.compare.run import parse_inputs
     from tokenmill.reports.compare.text import to_text
     from tokenmill.reports.html_page import check_target
@@ -46,7 +47,6 @@ def compare(
     if html is not None:
         write_page(html, report, compared)
     if json:
-        event = {"event": "result", **to_builtins(report), "html": printable(str(html)) if html else None}
-        sys.stdout.write(msgspec.json.encode(event).decode() + "\n")
+        print_json(msgspec.structs.replace(report, html=html and printable(str(html))), make_portable)
         return
     sys.stdout.write(to_text(report) + "\n" + (f"\nwith plots: {printable(str(html))}\n" if html else ""))

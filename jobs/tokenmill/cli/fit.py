@@ -1,14 +1,14 @@
 """`tokenmill fit`: plan layouts that fit the GPUs, the cost of their checkpoints, and values for the chart."""
 
-import json as jsonlib
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from tokenmill.cli import options as o
 from tokenmill.cli.groups import spread
+from tokenmill.core.json_lines import print_json
 from tokenmill.errors import RequestError
 from tokenmill.fit.options import CheckpointOptions, EstimateOptions, LayoutConstraints, MachineOptions
 from tokenmill.models.defaults import MAX_COUNT
@@ -44,7 +44,7 @@ def fit(
 ) -> None:
     """List the layouts of a model that fit the GPUs, best first, with memory, bubble, batch and checkpoint."""
     from tokenmill.fit.plan import LayoutRequest, make_plan
-    from tokenmill.fit.render import to_json, to_text
+    from tokenmill.fit.render import make_event, to_text
     from tokenmill.fit.request import load_model, make_machines, resolve_storage
     from tokenmill.fit.values import write_values
 
@@ -68,7 +68,7 @@ def fit(
     if values is not None:
         write_values(plan, values, sys.argv[1:])
     if json:
-        sys.stdout.write(jsonlib.dumps(to_json(plan, top)) + "\n")
+        print_json(make_event(plan, top))
     else:
         sys.stdout.write(to_text(plan, top, values) + "\n")
 
@@ -76,14 +76,12 @@ def fit(
 def _evaluate_file(file: Path) -> None:
     from tokenmill.fit import cases
 
-    invalid: list[dict[str, Any]] = []
+    errors: list[str] = []
     total = 0
     for result in cases.evaluate_cases(cases.read_cases(file)):
-        sys.stdout.write(jsonlib.dumps(result) + "\n")
+        print_json(result)
         total += 1
-        if "error" in result:
-            invalid.append(result)
-    if invalid:
-        raise RequestError(
-            f"{len(invalid)} of {total} layouts in {file} are invalid; correct them, first: {invalid[0]['error']}"
-        )
+        if isinstance(result, cases.InvalidCase):
+            errors.append(result.error)
+    if errors:
+        raise RequestError(f"{len(errors)} of {total} layouts in {file} are invalid; correct them, first: {errors[0]}")

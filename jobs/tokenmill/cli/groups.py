@@ -46,7 +46,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
         declared += own
         parameters += [_make_parameter(declaration) for declaration in own]
 
-    def check(values: dict[str, Any]) -> None:
+    def check(values: dict[str, object]) -> None:
         """Replace the fields of each group in `values` by the group; end with a usage message if they conflict."""
         for name, (group, names) in groups.items():
             try:

@@ -1,20 +1,23 @@
 """`tokenmill inspect`: show a dataset, a document as text with its source, or which of its tokens are trained."""
 
-import json as jsonlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
+import msgspec
 import typer
+from msgspec import UNSET, UnsetType
 
 from tokenmill.cli import options as o
+from tokenmill.core.json_lines import print_json
 from tokenmill.core.printing import printable
 from tokenmill.errors import RequestError
 
 if TYPE_CHECKING:
+    from tokenmill.datasets.contract import ResolvedTokenizer
     from tokenmill.datasets.dataset import Dataset
-    from tokenmill.engine.contract import Origin, StageKind
+    from tokenmill.engine.contract import EmptyPair, Origin, StageKind
     from tokenmill.tokenize.mask_view import MaskedSequence, SequenceDecoder
 
 
@@ -60,7 +63,7 @@ def inspect(
     else:
         shown = _show_document(path, document, key, file, mask=mask)
     if json:
-        sys.stdout.write(jsonlib.dumps(shown.event | _describe_sequences(shown)) + "\n")
+        print_json(shown.content)
         return
     sys.stdout.write("".join(f"{printable(line)}\n" for line in shown.lines))
     if shown.text is not None:
@@ -88,13 +91,108 @@ def _check_usage(
         raise typer.BadParameter("--key selects pairs, but a packed row has no keys; remove --key")
 
 
+class InspectedPair(msgspec.Struct, frozen=True):
+    """A pair of an output."""
+
+    prefix: str
+    documents: int
+    sequences: int
+    tokens: int
+
+
+class InspectedDataset(msgspec.Struct, frozen=True):
+    """The JSON of an output with pairs."""
+
+    output: Path
+    source: "Origin"
+    tokenizer: "ResolvedTokenizer"
+    counts: dict[str, int]
+    pairs: list[InspectedPair]
+    empty: "list[EmptyPair]"
+
+
+class InspectedShard(msgspec.Struct, frozen=True):
+    """A shard of a pack."""
+
+    path: str
+    rows: int | None
+    sequences: int
+    tokens: int
+
+
+class InspectedPack(msgspec.Struct, frozen=True, kw_only=True):
+    """The JSON of an output with packed rows."""
+
+    output: Path
+    source: "Origin"
+    tokenizer: "ResolvedTokenizer"
+    counts: dict[str, int]
+    pack_size: int
+    format: str
+    shards: list[InspectedShard]
+
+
+class TrainedText(msgspec.Struct, frozen=True):
+    """A part of a sequence's text, and whether its tokens are trained."""
+
+    text: str
+    trained: bool
+
+
+class RecordPlace(msgspec.Struct, frozen=True):
+    """The source file and the number of a record."""
+
+    file: str
+    record: int
+
+
+class InspectedSequence(msgspec.Struct, frozen=True):
+    """A sequence: its ids, their trained spans, and its text; only the sequences of a row have a source each."""
+
+    tokens: list[int]
+    trained_tokens: int
+    trained: list[tuple[int, int]]
+    text: list[TrainedText]
+    source: RecordPlace | UnsetType = UNSET
+
+
+class DocumentSource(msgspec.Struct, frozen=True):
+    """The fields of the `Origin` of a document, and the file and the number of its record."""
+
+    uri: str | UnsetType
+    revision: str | UnsetType | None
+    adopted: str | UnsetType
+    file: str | None
+    record: int | None
+
+
+class InspectedDocument(msgspec.Struct, frozen=True):
+    """The JSON of a document: with its text, or with --mask its sequences."""
+
+    document: int
+    pair: str
+    tokens: list[int]
+    source: DocumentSource
+    text: str | UnsetType = UNSET
+    sequences: list[InspectedSequence] | UnsetType = UNSET
+
+
+class InspectedRow(msgspec.Struct, frozen=True):
+    """The JSON of a packed row."""
+
+    row: int
+    shard: str
+    source: "Origin"
+    sequences: list[InspectedSequence]
+
+
 class _Shown(NamedTuple):
     """The content of an output: its JSON, its lines of text, and the sequences whose mask is shown below them.
 
     `sources` has the source file and the record of each sequence, if they are not the same for all.
     """
 
-    event: dict[str, Any]
+    content: InspectedDataset | InspectedPack | InspectedDocument | InspectedRow
     lines: list[str]
     text: str | None = None
     sequences: "list[MaskedSequence] | None" = None
@@ -120,17 +218,8 @@ def _show_output(path: Path) -> _Shown:
         return _show_pack(find_dataset(path, [PACK]))
     dataset = find_dataset(path, _pair_kinds())
     source, tokenizer, counts = dataset.manifest.source, dataset.tokenizer, dataset.manifest.counts
-    event: dict[str, Any] = {
-        "output": str(dataset.record.output),
-        "source": source.to_json(),
-        "tokenizer": tokenizer.to_json(),
-        "counts": counts,
-        "pairs": [
-            {name: getattr(pair, name) for name in ("prefix", "documents", "sequences", "tokens")}
-            for pair in dataset.pairs
-        ],
-        "empty": [pair.to_json() for pair in dataset.manifest.empty],
-    }
+    pairs = [InspectedPair(pair.prefix, pair.documents, pair.sequences, pair.tokens) for pair in dataset.pairs]
+    content = InspectedDataset(dataset.record.output, source, tokenizer, counts, pairs, dataset.manifest.empty)
     lines = [
         f"dataset {dataset.record.output}",
         f"source: {_describe_origin(source)}",
@@ -144,7 +233,7 @@ def _show_output(path: Path) -> _Shown:
         *([f"trained: {counts['trained']:,} of {counts['tokens']:,} tokens"] if dataset.basis.mask else []),
         *filter(None, [describe_rejected(counts, dataset.record.output)]),
     ]
-    return _Shown(event, lines)
+    return _Shown(content, lines)
 
 
 def _show_pack(dataset: "Dataset") -> _Shown:
@@ -154,18 +243,15 @@ def _show_pack(dataset: "Dataset") -> _Shown:
     source, counts, output = dataset.manifest.source, dataset.manifest.counts, dataset.record.output
     basis = PackBasis.from_json(dataset.plan.basis)
     tokenizer, shards = PackDetails.from_json(dataset.plan.details).tokenizer, list_shards(dataset.manifest)
-    event: dict[str, Any] = {
-        "output": str(output),
-        "source": source.to_json(),
-        "tokenizer": tokenizer.to_json(),
-        "counts": counts,
-        "pack_size": basis.pack_size,
-        "format": basis.format,
-        "shards": [
-            {"path": shard.path, "rows": shard.records, "sequences": shard.sequences, "tokens": shard.tokens}
-            for shard in shards
-        ],
-    }
+    content = InspectedPack(
+        output=output,
+        source=source,
+        tokenizer=tokenizer,
+        counts=counts,
+        pack_size=basis.pack_size,
+        format=basis.format,
+        shards=[InspectedShard(shard.path, shard.records, shard.sequences, shard.tokens) for shard in shards],
+    )
     lines = [
         f"packed rows {output}",
         f"source: {_describe_origin(source)}",
@@ -177,7 +263,7 @@ def _show_pack(dataset: "Dataset") -> _Shown:
         ),
         f"trained: {counts['trained']:,} of {counts['tokens']:,} tokens",
     ]
-    return _Shown(event, lines)
+    return _Shown(content, lines)
 
 
 def _show_document(path: Path, number: int, key: str | None, file: str | None, *, mask: bool) -> _Shown:
@@ -195,12 +281,8 @@ def _show_document(path: Path, number: int, key: str | None, file: str | None, *
     source = dataset.manifest.source
     shown = find_document(dataset, number, key=key, prefix=file)
     name, record = shown.source or (None, None)
-    event = {
-        "document": shown.number,
-        "pair": shown.pair.prefix,
-        "tokens": shown.ids,
-        "source": {**source.to_json(), "file": name, "record": record},
-    }
+    place = DocumentSource(source.uri, source.revision, source.adopted, name, record)
+    content = InspectedDocument(shown.number, shown.pair.prefix, shown.ids, place)
     lines = [
         f"document {shown.number} of {dataset.record.output / shown.pair.prefix}: {len(shown.ids):,} tokens",
         f"from record {record} (counted from 0, blank lines not counted) of {name}",
@@ -209,10 +291,12 @@ def _show_document(path: Path, number: int, key: str | None, file: str | None, *
     ]
     backend = Encoders(dataset.record).backend(dataset.basis)
     if mask:
-        return _Shown(event, lines, sequences=read_masked_document(dataset, shown), decoder=SequenceDecoder(backend))
+        sequences, decoder = read_masked_document(dataset, shown), SequenceDecoder(backend)
+        content = msgspec.structs.replace(content, sequences=_describe_sequences(sequences, decoder))
+        return _Shown(content, lines, sequences=sequences, decoder=decoder)
     eod = dataset.basis.eod
     text = decode(backend, shown.ids[:-1] if shown.ids and shown.ids[-1] == eod else shown.ids)
-    return _Shown(event | {"text": text}, lines, text)
+    return _Shown(msgspec.structs.replace(content, text=text), lines, text)
 
 
 def _show_row(path: Path, number: int, file: str | None, tokenizer: Path | None) -> _Shown:
@@ -225,7 +309,8 @@ def _show_row(path: Path, number: int, file: str | None, tokenizer: Path | None)
     row = read_packed_row(dataset.record, dataset.plan, dataset.manifest, number, file)
     decoder = SequenceDecoder(find_tokenizer(dataset.record, dataset.plan, _pair_kinds(), tokenizer))
     tokens = sum(len(sequence.ids) for sequence in row.sequences)
-    event = {"row": row.number, "shard": row.shard.path, "source": dataset.manifest.source.to_json()}
+    sequences = _describe_sequences(row.sequences, decoder, row.sources)
+    content = InspectedRow(row.number, row.shard.path, dataset.manifest.source, sequences)
     lines = [
         f"row {row.number} of {dataset.record.output / row.shard.path}: {len(row.sequences):,} sequences, "
         f"{tokens:,} tokens",
@@ -233,30 +318,25 @@ def _show_row(path: Path, number: int, file: str | None, tokenizer: Path | None)
         "the stored mask is shifted: it has 1 where the next token is trained. Here, a trained token itself is shown",
         "",
     ]
-    return _Shown(event, lines, None, row.sequences, decoder, row.sources)
+    return _Shown(content, lines, None, row.sequences, decoder, row.sources)
 
 
-def _describe_sequences(shown: _Shown) -> dict[str, Any]:
-    """Return the JSON of the sequences: ids, spans of trained ids, and the text in trained and other parts."""
+def _describe_sequences(
+    sequences: "Sequence[MaskedSequence]", decoder: "SequenceDecoder", sources: Sequence[tuple[str, int]] = ()
+) -> list[InspectedSequence]:
+    """Describe the sequences for JSON; `sources` has the source file and the record of each of the first ones."""
     from tokenmill.tokenize.mask_view import join_parts
 
-    if shown.sequences is None or shown.decoder is None:
-        return {}
-    described: list[dict[str, Any]] = []
-    for number, sequence in enumerate(shown.sequences):
-        parts = join_parts(shown.decoder.cut(sequence))
-        described.append(
-            {
-                "tokens": sequence.ids,
-                "trained_tokens": sequence.trained_count,
-                "trained": sequence.spans,
-                "text": [{"text": text, "trained": trained} for text, trained in parts],
-            }
+    return [
+        InspectedSequence(
+            sequence.ids,
+            sequence.trained_count,
+            sequence.spans,
+            [TrainedText(text, trained) for text, trained in join_parts(decoder.cut(sequence))],
+            RecordPlace(*sources[number]) if number < len(sources) else UNSET,
         )
-        if number < len(shown.sources):
-            name, record = shown.sources[number]
-            described[-1]["source"] = {"file": name, "record": record}
-    return {"sequences": described}
+        for number, sequence in enumerate(sequences)
+    ]
 
 
 def _print_sequences(shown: _Shown) -> None:

@@ -70,9 +70,9 @@ def report(
     import msgspec
 
     from tokenmill.core.files.explain import explain_os_errors
+    from tokenmill.core.json_lines import make_portable, print_json
     from tokenmill.core.printing import printable
     from tokenmill.engine.progress import Reporter
-    from tokenmill.reports.compare.report import replace_surrogates
     from tokenmill.reports.contract import Report
     from tokenmill.reports.dataset import DEFAULT_SEQ_LENGTH, ReportOptions, build_dataset_report, select_output
     from tokenmill.reports.html_page import check_target
@@ -99,8 +99,6 @@ def report(
     if html is not None:
         write_page(html, result)
     if json:
-        content = replace_surrogates(msgspec.to_builtins(result))
-        event = {"event": "result", **content, "html": printable(str(html)) if html else None}
-        sys.stdout.write(msgspec.json.encode(event).decode() + "\n")
+        print_json(msgspec.structs.replace(result, html=html and printable(str(html))), make_portable)
     else:
         sys.stdout.write(f"report: {printable(str(html))}\n" if html else to_text(result) + "\n")

@@ -149,12 +149,12 @@ def _load_blend(
 
 def _report(data: "FineTuningData", results: "list[StageResult]", run: "StageRun") -> None:
     """Verify the output, then print the result of each stage, the packed rows of each split and the next commands."""
-    import json
     import shlex
     import sys
     import time
 
     from tokenmill.cli.stage_result import build_result, program
+    from tokenmill.core.json_lines import print_json
     from tokenmill.core.printing import PrintedTable, align, format_duration
     from tokenmill.datasets.dataset import verify_outputs
     from tokenmill.engine.record import describe_rejected
@@ -172,22 +172,22 @@ def _report(data: "FineTuningData", results: "list[StageResult]", run: "StageRun
     described = [build_result(result.summary, result.output) for result in results]
     if run.reporter.json_lines:
         for event in described:
-            sys.stdout.write(json.dumps(event) + "\n")
+            print_json(event)
         return
     columns = ("stage", "rows", "sequences", "tokens", "trained", "left out", "rejected", "work")
     rows = list[tuple[str, ...]]()
     for result, description in zip(results, described, strict=True):
-        counts = description["counts"]
+        counts = description.counts or {}
         in_rows = ("rows", "out") if "rows" in counts else ("in", "sequences")  # pack counts sequences, chat rows
         names = (*in_rows, "tokens", "trained", "dropped", "rejected")
         cells = [f"{counts[name]:,}" if name in counts else "" for name in names]
-        rows.append((result.label, *cells, format_duration(description["seconds"])))
+        rows.append((result.label, *cells, format_duration(description.seconds)))
     rows.append(("verify", "", "", "", "", "", "", format_duration(seconds)))
     for line in align(PrintedTable("stages", columns, rows)):
         sys.stdout.write(f"{line}\n")
     sys.stdout.write("\n")
     for result, description in zip(results, described, strict=True):
-        if rejected := describe_rejected(description["counts"], result.output):
+        if rejected := describe_rejected(description.counts or {}, result.output):
             sys.stdout.write(f"{rejected}\n")
     for line in _describe_splits(data.packed):
         sys.stdout.write(f"{line}\n")

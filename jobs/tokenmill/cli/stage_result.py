@@ -1,6 +1,5 @@
 """Print the result of a data command: some lines of text, or one JSON object with --json."""
 
-import json
 import os
 import shlex
 import shutil
@@ -9,8 +8,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+from tokenmill.core.json_lines import JsonEvent, print_json
 from tokenmill.core.printing import PrintedTable, align, format_bytes, format_duration
 from tokenmill.engine.announce import StageEnd
 from tokenmill.engine.exporter import MetricsExporter
@@ -83,38 +82,59 @@ def announcing_end(
         yield end
 
 
-def build_result(summary: Summary, output: Path) -> dict[str, Any]:
-    """Return the result of a stage as JSON."""
+class ResultEvent(JsonEvent, frozen=True, tag="result", kw_only=True):
+    """The result of a stage.
+
+    `plan` and `manifest` are hashes. The manifest, the counts and the bytes are None until all units of all workers are
+    finished.
+    """
+
+    stage: str
+    output: Path
+    plan: str
+    complete: bool
+    units: int
+    units_done: int
+    units_done_now: int
+    units_done_before: int
+    seconds: float
+    planning_seconds: float
+    manifest: str | None
+    counts: dict[str, int] | None
+    bytes: int | None
+
+
+def build_result(summary: Summary, output: Path) -> ResultEvent:
+    """Return the result of a stage."""
     completion = summary.completion
-    return {
-        "event": "result",
-        "stage": summary.plan.stage,
-        "output": str(output),
-        "plan": summary.plan.id,
-        "complete": completion.manifest is not None,
-        "units": len(summary.plan.units),
-        "units_done": completion.done,
-        "units_done_now": summary.done_now,
-        "units_done_before": summary.done_before,
-        "seconds": round(summary.seconds, 3),
-        "planning_seconds": round(summary.planning_seconds, 3),
-        "manifest": completion.manifest.hash if completion.manifest else None,
-        "counts": completion.manifest.counts if completion.manifest else None,
-        "bytes": sum(entry.bytes for entry in completion.manifest.files) if completion.manifest else None,
-    }
+    return ResultEvent(
+        stage=summary.plan.stage,
+        output=output,
+        plan=summary.plan.id,
+        complete=completion.manifest is not None,
+        units=len(summary.plan.units),
+        units_done=completion.done,
+        units_done_now=summary.done_now,
+        units_done_before=summary.done_before,
+        seconds=round(summary.seconds, 3),
+        planning_seconds=round(summary.planning_seconds, 3),
+        manifest=completion.manifest.hash if completion.manifest else None,
+        counts=completion.manifest.counts if completion.manifest else None,
+        bytes=sum(entry.bytes for entry in completion.manifest.files) if completion.manifest else None,
+    )
 
 
 def report(summary: Summary, output: Path, json_lines: bool) -> None:
     """Print the result of a stage, its output directory and the next command."""
     result = build_result(summary, output)
     if json_lines:
-        sys.stdout.write(json.dumps(result) + "\n")
+        print_json(result)
         return
     stage, command, manifest = summary.plan.stage, summary.plan.command, summary.completion.manifest
     if manifest is None:
         sys.stdout.write(
             f"{command}: this worker has finished its units ({summary.done_now} now, {summary.done_before} before); "
-            f"{result['units_done']} of {result['units']} units of all workers are finished: see tokenmill status "
+            f"{result.units_done} of {result.units} units of all workers are finished: see tokenmill status "
             f"{output}\n"
         )
         return
@@ -139,7 +159,7 @@ def describe_completion(summary: Summary, output: Path) -> str:
     stage, command = summary.plan.stage, summary.plan.command
     counts = manifest.counts if manifest else {}
     file_count = manifest.file_count if manifest else 0
-    written = f"{_format_count(file_count, 'file', 'files')}, {format_bytes(result['bytes'])}"
+    written = f"{_format_count(file_count, 'file', 'files')}, {format_bytes(result.bytes or 0)}"
     noun = "sequence" if stage == PACK.name else "record"
     labels = {
         "out": (noun, f"{noun}s") if stage != "download" else None,
@@ -182,26 +202,26 @@ def report_pipeline(pipeline: Pipeline, summaries: list[Summary], run: StageRun)
         )
     if run.reporter.json_lines:
         for summary in summaries:
-            sys.stdout.write(json.dumps(build_result(summary, pipeline.output)) + "\n")
+            print_json(build_result(summary, pipeline.output))
         return
     columns = ("stage", "files", "documents", "tokens", "bytes", "planning", "work", "rate")
     rows = list[tuple[str, ...]]()
     for summary in summaries:
         result = build_result(summary, pipeline.output)
-        counts, weight = result["counts"] or {}, summary.plan.weight
+        counts, weight = result.counts or {}, summary.plan.weight
         documents = f"{counts.get('out', 0):,}" if summary.plan.stage != "download" else ""
         tokens = f"{counts['tokens']:,}" if "tokens" in counts else ""
         planning, work = summary.planning_seconds, summary.seconds - summary.planning_seconds
         rate = f"{format_bytes(weight / work)}/s" if summary.done_now else "done before"
         files = f"{summary.completion.manifest.file_count if summary.completion.manifest else 0:,}"
-        written = format_bytes(result["bytes"] or 0)
+        written = format_bytes(result.bytes or 0)
         durations = (format_duration(planning), format_duration(work))
         rows.append((summary.plan.stage, files, documents, tokens, written, *durations, rate))
     rows.append(("verify", "", "", "", "", "", format_duration(seconds), "no problems"))
     shell_path = shlex.quote(str(pipeline.output))
     for line in align(PrintedTable("stages", columns, rows)):
         sys.stdout.write(f"{line}\n")
-    rejected = describe_rejected(build_result(summaries[-1], data)["counts"] or {}, data)
+    rejected = describe_rejected(build_result(summaries[-1], data).counts or {}, data)
     sys.stdout.write(
         (f"\n{rejected}\n" if rejected else "") + f"\nMegatron-LM data and its tokenizer: {data}\n"
         f"show a document and its source:  {program()} inspect {shell_path} --document 3\n"

@@ -1,13 +1,13 @@
 """`tokenmill status`: show the progress of each stage."""
 
-import json as jsonlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tokenmill.cli import options as o
+from tokenmill.core.json_lines import print_json
 from tokenmill.core.printing import format_bytes, format_duration, printable
 
 if TYPE_CHECKING:
@@ -43,7 +43,10 @@ def status(
         statuses = []
     _print_statuses(statuses, json=json)
     for job in jobs:
-        sys.stdout.write((jsonlib.dumps(_describe_job(job)) if json else printable(str(job))) + "\n")
+        if json:
+            print_json(job)
+        else:
+            sys.stdout.write(f"{printable(str(job))}\n")
 
 
 def _read_jobs(path: Path, on: str | None, profiles: Path | None) -> "list[JobStates | ObjectState]":
@@ -61,19 +64,12 @@ def _read_jobs(path: Path, on: str | None, profiles: Path | None) -> "list[JobSt
     return [*slurm.read_states(path)]
 
 
-def _describe_job(job: "JobStates | ObjectState") -> dict[str, Any]:
-    """Return the states of a job as JSON."""
-    import msgspec
-
-    return {"event": "job", **msgspec.to_builtins(job)}
-
-
 def _print_statuses(statuses: "list[StageStatus]", *, json: bool) -> None:
     from tokenmill.engine.record import describe_rejected
 
     for stage_status in statuses:
         if json:
-            sys.stdout.write(jsonlib.dumps(stage_status.to_json()) + "\n")
+            print_json(stage_status)
             continue
         units = f"{stage_status.units_done}/{stage_status.units} units"
         line = f"{stage_status.stage} in {stage_status.output}: {stage_status.state}, {units}"

@@ -58,17 +58,14 @@ def diagnose(
     json: o.Json = False,
 ) -> None:
     """Name the ranks for which a hung run waits, and the operation, from stacks and flight-recorder dumps."""
-    import msgspec
-
-    from tokenmill.reports.compare.report import replace_surrogates
+    from tokenmill.core.json_lines import make_portable, print_json
     from tokenmill.train.diagnose import report
     from tokenmill.train.diagnose.evidence import read_evidence
     from tokenmill.train.diagnose.text import to_text
 
     result = report.diagnose(read_evidence(directory))
     if json:
-        event = {"event": "result", **replace_surrogates(msgspec.to_builtins(result, str_keys=True))}
-        sys.stdout.write(msgspec.json.encode(event).decode() + "\n")
+        print_json(result, make_portable)
         return
     sys.stdout.write(to_text(result) + "\n")
 

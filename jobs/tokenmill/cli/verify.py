@@ -1,6 +1,5 @@
 """`tokenmill verify`: compare outputs with the records of the stages that made them."""
 
-import json as jsonlib
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -8,8 +7,17 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli import options as o
+from tokenmill.core.json_lines import JsonEvent, print_json
 from tokenmill.core.printing import printable
 from tokenmill.errors import InputError
+
+
+class VerifyEvent(JsonEvent, frozen=True, tag="verify"):
+    """The result of `tokenmill verify`."""
+
+    quick: bool
+    checked: list[str]
+    problems: list[str]
 
 
 def verify(
@@ -26,8 +34,7 @@ def verify(
 
     checked, problems = verify_outputs(path, KINDS, full=not quick, stage=stage)
     if json:
-        event = {"event": "verify", "quick": quick, "checked": checked, "problems": problems}
-        sys.stdout.write(jsonlib.dumps(event) + "\n")
+        print_json(VerifyEvent(quick, checked, problems))
     else:
         for line in checked:
             sys.stdout.write(f"checked {printable(line)}\n")

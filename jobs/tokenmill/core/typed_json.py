@@ -13,6 +13,9 @@ from msgspec import DecodeError, convert, json
 
 T = TypeVar("T")
 
+JsonObject = dict[str, Any]
+"""A JSON object of another program or of a user, whose keys are not known: a row, a tokenizer's file, a response."""
+
 _lock = threading.RLock()  # a signal handler may use a type while its thread has the lock
 _described: set[Any] = set()
 

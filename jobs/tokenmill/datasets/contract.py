@@ -1,7 +1,7 @@
 """The records of the stages whose outputs are pairs, in plans: the inputs of a pair and the parameters of its bytes."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -97,8 +97,8 @@ class ChatBasis(PairBasis, frozen=True, kw_only=True):
     """
 
     template: str | None
-    rendering: dict[str, Any]
-    choices: dict[str, Any]
+    rendering: dict[str, object]
+    choices: dict[str, object]
 
 
 class PairDetails(Record, frozen=True):

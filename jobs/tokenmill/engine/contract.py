@@ -5,7 +5,7 @@ Therefore each type checks its values when it is loaded. Some fields have a mean
 until that stage converts them to its own type, which its `StageKind` names.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -33,9 +33,9 @@ class DamagedRecord(RequestError):
 class Record(Struct, omit_defaults=True, frozen=True):
     """A part of a record that converts to and from JSON; the JSON leaves out default values."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the record as JSON."""
-        value: dict[str, Any] = msgspec.to_builtins(self)
+        value: dict[str, object] = msgspec.to_builtins(self)
         return value
 
     @classmethod
@@ -141,7 +141,7 @@ class UnitRecord(Struct, forbid_unknown_fields=True):
 
     id: Name
     weight: Count
-    spec: dict[str, Any]
+    spec: dict[str, object]
     outputs: list[Name]
 
     def __post_init__(self) -> None:
@@ -197,9 +197,9 @@ class PlanRecord(Struct):
     """A plan without its units."""
 
     stage: Name
-    request: dict[str, Any]
-    basis: dict[str, Any]
-    details: dict[str, Any]
+    request: dict[str, object]
+    basis: dict[str, object]
+    details: dict[str, object]
     source: Origin
     upstream: Upstream
     require: Literal["out", "tokens"] | None
@@ -273,25 +273,26 @@ class ManifestRecord(Struct):
     stage: str
     source: Origin
     upstream: Upstream
-    details: dict[str, Any]
+    details: dict[str, object]
     counts: dict[str, Count]
     empty: list[EmptyPair]
 
 
-def check_plan(value: dict[str, Any], kind: StageKind) -> None:
+def check_plan(value: Mapping[str, object], kind: StageKind) -> None:
     """Check the JSON of a plan without its units (msgspec.ValidationError)."""
     convert_json(value, PlanRecord)
     kind.basis.from_json(value["basis"])
     kind.details.from_json(value["details"])
 
 
-def check_units(values: Sequence[Any], kind: StageKind) -> None:
-    """Check the JSON of units of a plan (msgspec.ValidationError)."""
-    convert_json(values, list[UnitRecord])
-    convert_json([value["spec"] for value in values], list[kind.spec])  # type: ignore[name-defined]
+def check_units(values: Sequence[Any], kind: StageKind) -> list[UnitRecord]:
+    """Check the JSON of units of a plan (msgspec.ValidationError), and return the units."""
+    units = convert_json(values, list[UnitRecord])
+    convert_json([unit.spec for unit in units], list[kind.spec])  # type: ignore[name-defined]
+    return units
 
 
-def check_manifest(value: dict[str, Any]) -> None:
+def check_manifest(value: Mapping[str, object]) -> None:
     """Check the JSON of a manifest without its files (msgspec.ValidationError)."""
     convert_json(value, ManifestRecord)
 

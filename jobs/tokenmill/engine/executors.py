@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenmill.core import redaction
 from tokenmill.core.files.explain import explain_os_errors
@@ -169,7 +169,18 @@ def _run_now(
     return future
 
 
-_CHILD: dict[str, Any] = {}
+class _ChildState(NamedTuple):
+    """The arguments of all units of a child process; the parent reads the slots."""
+
+    prepared: PreparedStage
+    plan: Plan
+    should_stop: Callable[[], bool]
+    slots: Any
+    fault_slots: Any
+
+
+_child: _ChildState | None = None
+"""The state of this process if it is a child."""
 
 
 def _start_child(prepared: PreparedStage, plan: Plan, stop_flag: Any, slots: Any, fault_slots: Any) -> None:
@@ -191,16 +202,16 @@ def _start_child(prepared: PreparedStage, plan: Plan, stop_flag: Any, slots: Any
             os._exit(1)
 
     threading.Thread(target=exit_with_parent, daemon=True).start()
-    _CHILD.update(
-        prepared=prepared, plan=plan, should_stop=lambda: bool(stop_flag.value), slots=slots, faults=fault_slots
-    )
+    global _child  # noqa: PLW0603 - multiprocessing keeps no other state of a child
+    _child = _ChildState(prepared, plan, lambda: bool(stop_flag.value), slots, fault_slots)
 
 
 def _run_in_child(unit: Unit, leftovers: list[LeftoverAttempt], slot: int) -> Counts:
-    slots = _CHILD["slots"]
-    faults.count_in(_CHILD["faults"], slot)
+    assert _child is not None  # noqa: S101 - _start_child has run
+    slots = _child.slots
+    faults.count_in(_child.fault_slots, slot)
 
     def advance(count: int) -> None:
         slots[slot] += count
 
-    return run_unit(_CHILD["prepared"], _CHILD["plan"], unit, leftovers, _CHILD["should_stop"], advance)
+    return run_unit(_child.prepared, _child.plan, unit, leftovers, _child.should_stop, advance)

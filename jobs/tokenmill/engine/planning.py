@@ -57,7 +57,7 @@ class Request(NamedTuple):
     plan for the same parameters would differ from a given plan; planning calls it only with `replace`.
     """
 
-    content: dict[str, Any]
+    content: dict[str, object]
     make: Callable[[], Plan]
     input_root: Path | None = None
     replace: bool = False

@@ -3,7 +3,6 @@
 All of it goes to standard error. Standard output is for results.
 """
 
-import json
 import sys
 import threading
 import time
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
+from tokenmill.core.json_lines import JsonEvent, format_json
 from tokenmill.core.machine import describe_memory, memory_limit
 from tokenmill.core.printing import format_bytes, format_duration, printable_message
 from tokenmill.core.redaction import redact, redact_json
@@ -27,6 +27,50 @@ MAX_NAMED_UNITS = 8
 """Maximum number of units that a line names."""
 
 
+class MessageEvent(JsonEvent, frozen=True, tag="message"):
+    """A message about the work."""
+
+    text: str
+
+
+class StartEvent(MessageEvent, frozen=True, tag="message"):
+    """The message that a stage starts; `units` is the number of units of this worker."""
+
+    stage: str
+    plan: str
+    units: int
+    done_before: int
+
+
+class WarningEvent(JsonEvent, frozen=True, tag="warning"):
+    """A message about a problem that the user should check."""
+
+    text: str
+
+
+class RunningEvent(JsonEvent, frozen=True, tag="at_work"):
+    """The ids of the running units, and the memory limit in bytes."""
+
+    stage: str
+    at_work: list[str]
+    memory_limit: int | None
+
+
+class ProgressEvent(JsonEvent, frozen=True, tag="progress", kw_only=True):
+    """The progress of a stage; `requests_repeated` has the number of repeated requests by fault."""
+
+    stage: str
+    units_done: int
+    units: int
+    bytes_done: int
+    bytes: int
+    bytes_per_second: int
+    seconds_left: int | None
+    requests_repeated: dict[str, int]
+    at_work: list[str]
+    memory_limit: int | None
+
+
 class Reporter:
     """The destination of messages and progress; `json_lines` selects JSON for programs instead of text."""
 
@@ -35,16 +79,17 @@ class Reporter:
         self.json_lines = json_lines
         self._lock = threading.Lock()
 
-    def log(self, text: str, **event: Any) -> None:
-        """Write a message; the fields of `event` are added to its JSON form."""
-        self._write(text, {"event": "message", "text": text, **event})
+    def log(self, text: str) -> None:
+        """Write a message."""
+        self.write(text, MessageEvent(text))
 
     def warn(self, text: str) -> None:
         """Write a message about a problem that the user should check."""
-        self._write(f"warning: {text}", {"event": "warning", "text": text})
+        self.write(f"warning: {text}", WarningEvent(text))
 
-    def _write(self, text: str, event: dict[str, Any]) -> None:
-        line = json.dumps(redact_json(event)) if self.json_lines else printable_message(redact(text))
+    def write(self, text: str, event: JsonEvent) -> None:
+        """Write the text, or with --json the event."""
+        line = format_json(event, redact_json) if self.json_lines else printable_message(redact(text))
         with self._lock:
             sys.stderr.write(line + "\n")
             sys.stderr.flush()
@@ -108,16 +153,13 @@ class ProgressDisplay:
             if self._running in ([], self._logged) or now - self._logged_time < RUNNING_LOG_SECONDS:
                 return
             self._logged, self._logged_time = self._running, now
-            event = {"event": "at_work", "stage": self._stage, **self._running_fields()}
-            self._reporter._write(f"{self._stage}: {self._describe_running()}", event)
+            event = RunningEvent(self._stage, [unit for unit, _ in self._running], memory_limit())
+            self._reporter.write(f"{self._stage}: {self._describe_running()}", event)
 
     def _describe_running(self) -> str:
         names = ", ".join(f"{unit} ({format_bytes(weight)})" for unit, weight in self._running[:MAX_NAMED_UNITS])
         more = f" and {len(self._running) - MAX_NAMED_UNITS} more" if len(self._running) > MAX_NAMED_UNITS else ""
         return f"running: {names}{more}; {describe_memory()}"
-
-    def _running_fields(self) -> dict[str, Any]:
-        return {"at_work": [unit for unit, _ in self._running], "memory_limit": memory_limit()}
 
     def __enter__(self) -> "ProgressDisplay":
         """Start the thread."""
@@ -181,19 +223,19 @@ class ProgressDisplay:
                 f"{'about ' + format_duration(left) + ' left' if left is not None else 'no progress yet'}; "
                 + "; ".join(filter(None, (_describe_repeated(), self._describe_running())))
             )
-            event = {
-                "event": "progress",
-                "stage": self._stage,
-                "units_done": units,
-                "units": self._units,
-                "bytes_done": done,
-                "bytes": self._total,
-                "bytes_per_second": round(rate),
-                "seconds_left": None if left is None else round(left),
-                "requests_repeated": {fault: number for fault, number in read_faults().items() if number},
-                **self._running_fields(),
-            }
-        self._reporter._write(text, event)
+            event = ProgressEvent(
+                stage=self._stage,
+                units_done=units,
+                units=self._units,
+                bytes_done=done,
+                bytes=self._total,
+                bytes_per_second=round(rate),
+                seconds_left=None if left is None else round(left),
+                requests_repeated={fault: number for fault, number in read_faults().items() if number},
+                at_work=[unit for unit, _ in self._running],
+                memory_limit=memory_limit(),
+            )
+        self._reporter.write(text, event)
 
 
 def _describe_repeated() -> str:

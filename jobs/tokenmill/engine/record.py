@@ -45,6 +45,7 @@ from tokenmill.engine.contract import (
     Receipt,
     Record,
     StageKind,
+    UnitRecord,
     Upstream,
     check_manifest,
     check_plan,
@@ -100,10 +101,10 @@ class Unit:
         self._set(id, weight, pack({"id": id, "weight": weight, "spec": spec.to_json(), "outputs": outputs}))
 
     @classmethod
-    def from_text(cls, text: JsonText, value: dict[str, Any]) -> "Unit":
-        """Make a unit from its text and the checked JSON value of that text."""
+    def from_text(cls, text: JsonText, checked: UnitRecord) -> "Unit":
+        """Make a unit from its text and the record that the text contains."""
         unit = cls.__new__(cls)
-        unit._set(value["id"], value["weight"], text)
+        unit._set(checked.id, checked.weight, text)
         return unit
 
     def _set(self, id: str, weight: int, text: JsonText) -> None:
@@ -143,15 +144,15 @@ class Plan:
     """
 
     stage: str
-    request: dict[str, Any]
+    request: dict[str, object]
     units: list[Unit]
-    basis: dict[str, Any]
-    details: dict[str, Any] = field(default_factory=dict)
+    basis: dict[str, object]
+    details: dict[str, object] = field(default_factory=dict)
     source: Origin = Origin()  # noqa: RUF009 - frozen
     upstream: Upstream = Upstream()  # noqa: RUF009 - frozen
     require: str | None = None
 
-    def content(self) -> dict[str, Any]:
+    def content(self) -> dict[str, object]:
         """Return the plan as JSON without its id; the units are a PackedList."""
         return {
             "format": FORMAT,
@@ -238,8 +239,7 @@ class Plan:
                 raise ValueError("its units are not a list")
             units: list[Unit] = []
             for texts, batch in value["units"].with_texts():
-                check_units(batch, kind)
-                units += map(Unit.from_text, texts, batch)
+                units += map(Unit.from_text, texts, check_units(batch, kind))
         except ValueError as error:
             raise RequestError(
                 f"it is damaged, or another version of tokenmill wrote it ({error}); use that version"
@@ -551,7 +551,7 @@ def make_manifest(plan: Plan, receipts: Iterable[Receipt]) -> Manifest:
     """Combine a plan with the receipts of all its units, in the order of the plan."""
     counts: Counts = {}
     files = PackedList()
-    empty: list[dict[str, Any]] = []
+    empty: list[dict[str, object]] = []
     for receipt in receipts:
         files.texts.extend(pack(entry.to_json()) for entry in receipt.outputs)
         empty.extend(pair.to_json() for pair in receipt.empty)

@@ -50,15 +50,15 @@ class Selection(NamedTuple):
     layout: str = "flat"
     prefer: str | None = None
 
-    def request(self) -> dict[str, Any]:
+    def request(self) -> dict[str, object]:
         """Return the part of a plan that records this selection, for a source whose listing can change later."""
-        request = {
+        return {
             "include": sorted(self.include),
             "exclude": sorted(self.exclude),
             "split": self.split,
             "sample": self.sample,
+            **({"prefer": self.prefer} if self.prefer else {}),
         }
-        return request | ({"prefer": self.prefer} if self.prefer else {})
 
 
 class SelectionSource(NamedTuple):

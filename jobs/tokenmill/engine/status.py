@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tokenmill.core.files.lease import HEARTBEAT_SECONDS, Liveness
 from tokenmill.engine.attempt import LeftoverAttempt, is_planning, list_leftovers
@@ -37,11 +36,6 @@ class StageStatus:
     at_work: list[str]
     failures: list[Failure]
     counts: dict[str, int]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the status as JSON."""
-        failures = [failure.to_json() for failure in self.failures]
-        return {**self.__dict__, "output": str(self.output), "failures": failures}
 
 
 def list_statuses(path: Path, kinds: Sequence[StageKind], stage: str | None = None) -> list[StageStatus]:

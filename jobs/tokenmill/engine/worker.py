@@ -28,7 +28,7 @@ from tokenmill.engine.executors import ByteCounter, open_executor
 from tokenmill.engine.metrics import StageMetrics
 from tokenmill.engine.partition import select_units
 from tokenmill.engine.planning import Request, agree_on_plan
-from tokenmill.engine.progress import Reporter
+from tokenmill.engine.progress import Reporter, StartEvent
 from tokenmill.engine.record import Completion, Counts, Plan, StageRecord, Unit, complete, record_failure
 from tokenmill.engine.signals import STOP, interruptible, stop_error, stopping_on_signals
 from tokenmill.engine.stage import PreparedStage, Stage, StageRun
@@ -135,14 +135,9 @@ def _make_interruptible(make: Callable[[], Plan], *, plan_of: str, reporter: Rep
 def _log_start(reporter: Reporter, plan: Plan, run: StageRun, share: list[Unit], done: set[str]) -> None:
     worker = f" (worker {run.worker} of {run.workers})" if run.workers > 1 else ""
     todo = [unit for unit in share if unit.id not in done]
-    reporter.log(
-        f"{plan.command}{worker}: {len(todo)} units to run, {format_bytes(sum(unit.weight for unit in todo))}"
-        + (f"; {len(done)} already finished" if done else ""),
-        stage=plan.stage,
-        plan=plan.id,
-        units=len(share),
-        done_before=len(done),
-    )
+    size, finished = format_bytes(sum(unit.weight for unit in todo)), f"; {len(done)} already finished" if done else ""
+    text = f"{plan.command}{worker}: {len(todo)} units to run, {size}{finished}"
+    reporter.write(text, StartEvent(text, plan.stage, plan.id, len(share), len(done)))
 
 
 def _run_units(

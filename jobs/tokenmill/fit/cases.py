@@ -8,6 +8,8 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tokenmill.core.files.user_path import read_named_file
 from tokenmill.core.typed_json import convert_json, decode_json
 from tokenmill.errors import RequestError
@@ -19,14 +21,35 @@ FIELDS = {field.name: field for field in fields(Layout)}
 RECOMPUTE_MODES = ("none", "selective", "full")
 
 
+class EvaluatedCase(msgspec.Struct, frozen=True, kw_only=True):
+    """A layout: Megatron-LM's errors, the data parallelism, and the memory in bytes of an accepted layout.
+
+    `later` has the errors that Megatron-LM reports only while it starts.
+    """
+
+    case: int
+    accepted: bool
+    why: str | None
+    reasons: list[str]
+    data_parallel: int | None
+    weight_optimizer_bytes: float | None
+    activation_bytes: float | None
+    later: list[str]
+
+
+class InvalidCase(msgspec.Struct, frozen=True):
+    """A case that is not a layout, and the reason."""
+
+    case: int
+    error: str
+
+
 def read_cases(path: Path) -> list[Any]:
     """Read the cases: a JSON list of objects, or {"cases": [{"config": object}, ...]}.
 
     Raises:
         RequestError: the file does not exist, is not JSON, or has another form.
     """
-    import msgspec
-
     try:
         content = decode_json(read_named_file(path, "the cases"))
     except OSError as error:
@@ -44,21 +67,16 @@ def read_cases(path: Path) -> list[Any]:
     return [case["config"] if isinstance(case, dict) and "config" in case else case for case in content]
 
 
-def evaluate_cases(cases: list[Any]) -> Iterator[dict[str, Any]]:
-    """Yield the result of each case: Megatron-LM's errors, the data parallelism and the memory in bytes.
-
-    The result of a case that is not a layout has an `error` instead.
-    """
+def evaluate_cases(cases: list[Any]) -> Iterator[EvaluatedCase | InvalidCase]:
+    """Yield the result of each case."""
     for number, case in enumerate(cases):
         try:
-            yield {"case": number, **_evaluate(_parse_layout(case))}
+            yield _evaluate(number, _parse_layout(case))
         except RequestError as error:
-            yield {"case": number, "error": f"case {number}: {error}"}
+            yield InvalidCase(number, f"case {number}: {error}")
 
 
 def _parse_layout(case: Any) -> Layout:
-    import msgspec
-
     if not isinstance(case, dict):
         raise RequestError(f"{case!r} is not an object; write an object with the fields of a layout")
     unknown = [key for key in case if key not in FIELDS]
@@ -81,14 +99,15 @@ def _parse_layout(case: Any) -> Layout:
     return Layout(**{"bias": not case.get("experts"), **case})
 
 
-def _evaluate(layout: Layout) -> dict[str, Any]:
+def _evaluate(number: int, layout: Layout) -> EvaluatedCase:
     reasons = find_argument_errors(layout)
-    return {
-        "accepted": not reasons,
-        "why": "; ".join(reasons) or None,
-        "reasons": reasons,
-        "data_parallel": None if layout.world % layout.model_parallel else layout.data_parallel,
-        "weight_optimizer_bytes": None if reasons else weight_optimizer_bytes(layout),
-        "activation_bytes": None if reasons else activation_bytes(layout),
-        "later": [] if reasons else find_runtime_errors(layout),
-    }
+    return EvaluatedCase(
+        case=number,
+        accepted=not reasons,
+        why="; ".join(reasons) or None,
+        reasons=reasons,
+        data_parallel=None if layout.world % layout.model_parallel else layout.data_parallel,
+        weight_optimizer_bytes=None if reasons else weight_optimizer_bytes(layout),
+        activation_bytes=None if reasons else activation_bytes(layout),
+        later=[] if reasons else find_runtime_errors(layout),
+    )

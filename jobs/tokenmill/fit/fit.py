@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from math import isqrt
-from typing import Any
+from typing import NamedTuple
 
 from tokenmill.errors import RequestError
 from tokenmill.fit.layout import Layout, find_argument_errors, find_runtime_errors
@@ -98,6 +98,17 @@ class Fit:
         return self.memory.total + self.activations
 
 
+class ParallelSizes(NamedTuple):
+    """The parallel sizes to search; the fields are those of a layout."""
+
+    tensor: int
+    pipeline: int
+    context: int
+    expert: int
+    expert_tensor: int | None
+    layers_per_virtual_stage: int | None
+
+
 @dataclass(frozen=True)
 class SearchResult:
     """The result of a search."""
@@ -117,12 +128,12 @@ def search_layouts(model: Model, machines: Machines, global_batch: int, constrai
     The result has one layout per combination of parallel sizes: the one with the cheapest virtual stages and
     micro-batch, and with as little recomputation as possible.
     """
-    fits: dict[tuple[Any, ...], tuple[Fit, Cost]] = {}
+    fits: dict[ParallelSizes, tuple[Fit, Cost]] = {}
     nearest: Fit | None = None
     first_errors: list[str] = []
     layouts_tried = 0
     for sizes in _parallel_sizes(model, machines, constraints):
-        key = tuple(value for name, value in sizes.items() if name != "layers_per_virtual_stage")
+        key = sizes._replace(layers_per_virtual_stage=None)
         for micro_batch in [constraints.micro_batch] if constraints.micro_batch else MICRO_BATCHES:
             layouts_tried += 1
             fit, errors = _least_recomputation(
@@ -141,16 +152,14 @@ def search_layouts(model: Model, machines: Machines, global_batch: int, constrai
     return SearchResult(ranked, nearest, first_errors, layouts_tried)
 
 
-def _make_layout(
-    model: Model, machines: Machines, global_batch: int, micro_batch: int, sizes: dict[str, Any]
-) -> Layout:
+def _make_layout(model: Model, machines: Machines, global_batch: int, micro_batch: int, sizes: ParallelSizes) -> Layout:
     return Layout(
         **model.architecture(),
-        **sizes,
+        **sizes._asdict(),
         world=machines.gpus,
         global_batch=global_batch,
         micro_batch=micro_batch,
-        sequence_parallel=sizes["tensor"] > 1,
+        sequence_parallel=sizes.tensor > 1,
         distributed_optimizer=True,
         vocab_size=model.vocabulary_size,
     )
@@ -172,17 +181,17 @@ def _least_recomputation(
     return fit, []
 
 
-def _parallel_sizes(model: Model, machines: Machines, constraints: LayoutConstraints) -> Iterator[dict[str, Any]]:
-    """Yield the parallel sizes to search, as fields of a layout."""
+def _parallel_sizes(model: Model, machines: Machines, constraints: LayoutConstraints) -> Iterator[ParallelSizes]:
+    """Yield the parallel sizes to search."""
     if constraints.is_single_layout:
-        yield {
-            "tensor": constraints.tensor or 1,
-            "pipeline": constraints.pipeline or 1,
-            "context": constraints.context or 1,
-            "expert": constraints.expert or 1,
-            "expert_tensor": constraints.expert_tensor,
-            "layers_per_virtual_stage": constraints.layers_per_virtual_stage,
-        }
+        yield ParallelSizes(
+            constraints.tensor or 1,
+            constraints.pipeline or 1,
+            constraints.context or 1,
+            constraints.expert or 1,
+            constraints.expert_tensor,
+            constraints.layers_per_virtual_stage,
+        )
         return
     contexts = [1]
     while model.seq_length // (2 * contexts[-1]) >= MIN_TOKENS_PER_CONTEXT_RANK:
@@ -192,23 +201,17 @@ def _parallel_sizes(model: Model, machines: Machines, constraints: LayoutConstra
             for context in contexts:
                 if machines.gpus % (tensor * pipeline * context):
                     continue
-                for expert_sizes in _expert_sizes(model, machines, tensor, pipeline):
+                for expert, expert_tensor in _expert_sizes(model, machines, tensor, pipeline):
                     layers = model.num_layers // pipeline
                     for virtual in [None, *_divisors(layers)[:-1]] if pipeline > 1 else [None]:
-                        yield {
-                            "tensor": tensor,
-                            "pipeline": pipeline,
-                            "context": context,
-                            "layers_per_virtual_stage": virtual,
-                            **expert_sizes,
-                        }
+                        yield ParallelSizes(tensor, pipeline, context, expert, expert_tensor, virtual)
 
 
-def _expert_sizes(model: Model, machines: Machines, tensor: int, pipeline: int) -> list[dict[str, int | None]]:
+def _expert_sizes(model: Model, machines: Machines, tensor: int, pipeline: int) -> list[tuple[int, int | None]]:
     if not model.num_experts:
-        return [{"expert": 1, "expert_tensor": None}]
+        return [(1, None)]
     return [
-        {"expert": expert, "expert_tensor": expert_tensor}
+        (expert, expert_tensor)
         for expert in _divisors(model.num_experts)
         for expert_tensor in sorted({1, tensor})
         if machines.gpus % (expert * expert_tensor * pipeline) == 0

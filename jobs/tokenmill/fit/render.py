@@ -4,8 +4,10 @@ import math
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import msgspec
+
+from tokenmill.core.json_lines import JsonEvent
 from tokenmill.core.printing import PrintedTable, align, format_bytes, format_duration
 from tokenmill.fit import storage
 from tokenmill.fit.fit import Cost, Fit, describe_layout
@@ -187,79 +189,147 @@ def _describe_storage(plan: LayoutPlan) -> list[str]:
     return [f"the storage has {format_bytes(room.capacity)}: {_describe_contents(room)}; {balance}"]
 
 
-def to_json(plan: LayoutPlan, top: int) -> dict[str, Any]:
-    """Return the plan as JSON, with sizes in bytes and times in seconds."""
-    count, layout = count_parameters(plan.best), plan.best
-    schedule = plan.schedule
-    checkpoint: dict[str, Any] = {"bytes": checkpoint_bytes(layout)}
-    if schedule is not None:
-        checkpoint |= {
-            "bytes_per_second": schedule.bytes_per_second,
-            "write_seconds": schedule.write_seconds,
-            "node_hours": schedule.node_hours,
-            "run_hours": schedule.failure_seconds / 3600,
-            "restart_seconds": schedule.restart_seconds,
-            "save_interval_seconds": schedule.interval_seconds,
-            "save_interval_iterations": plan.save_interval,
-            "lost_share": schedule.lost_share,
-            "termination_grace_seconds": plan.grace_seconds,
-        }
-    room = plan.room
-    storage_use = (
-        None
-        if room is None
-        else {
-            "capacity_bytes": room.capacity,
-            "data_bytes": room.data,
-            "checkpoints_kept": room.kept,
-            "needed_bytes": room.needed,
-            "fits": room.free >= 0,
-        }
-    )
+class CheckpointCost(msgspec.Struct, frozen=True):
+    """The size of a checkpoint; without a known storage, only this is known."""
+
+    bytes: float
+
+
+class ScheduledCheckpointCost(CheckpointCost, frozen=True, kw_only=True):
+    """The size of a checkpoint, and the cost of its saves on a storage."""
+
+    bytes_per_second: float
+    write_seconds: float
+    node_hours: float
+    run_hours: float
+    restart_seconds: float
+    save_interval_seconds: float
+    save_interval_iterations: int | None
+    lost_share: float
+    termination_grace_seconds: int
+
+
+class StorageUse(msgspec.Struct, frozen=True):
+    """The room that data and checkpoints need on a storage of known capacity."""
+
+    capacity_bytes: float
+    data_bytes: float
+    checkpoints_kept: int
+    needed_bytes: float
+    fits: bool
+
+
+class LayoutSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A layout that fits, with the memory of its fullest GPU; `cost_parts` sum up to `cost` - 1."""
+
+    tensor: int
+    pipeline: int
+    virtual_stages: int
+    layers_per_virtual_stage: int | None
+    context: int
+    expert: int
+    expert_tensor: int | None
+    data_parallel: int
+    micro_batch: int
+    micro_batches: int
+    recompute: str
+    sequence_parallel: bool
+    weight_bytes: float
+    gradient_bytes: float
+    optimizer_bytes: float
+    activation_bytes: float
+    total_bytes: float
+    bubble: float
+    cost: float
+    cost_parts: dict[str, float]
+
+
+class FitEvent(JsonEvent, frozen=True, tag="fit", kw_only=True):
+    """The result of `tokenmill fit`; `fitting` is the number of all layouts that fit."""
+
+    model: str
+    notes: list[str]
+    parameters: float
+    active_parameters: float
+    gpus: int
+    nodes: int
+    gpus_per_node: int
+    gpu_bytes: float
+    usable_bytes: float
+    global_batch: int
+    tokens_per_iteration: int
+    step_seconds: float | None
+    mfu_assumed: float | None
+    checkpoint: CheckpointCost
+    storage: StorageUse | None
+    fitting: int
+    layouts: list[LayoutSummary]
+
+
+def make_event(plan: LayoutPlan, top: int) -> FitEvent:
+    """Return the form of the plan for --json, with sizes in bytes and times in seconds."""
+    count, layout, room = count_parameters(plan.best), plan.best, plan.room
     machines = plan.request.machines
-    return {
-        "event": "fit",
-        "model": plan.request.model.name,
-        "notes": collect_notes(plan),
-        "parameters": count.total,
-        "active_parameters": count.active,
-        "gpus": machines.gpus,
-        "nodes": machines.nodes,
-        "gpus_per_node": machines.gpus_per_node,
-        "gpu_bytes": machines.memory * GIB,
-        "usable_bytes": machines.usable_bytes,
-        "global_batch": layout.global_batch,
-        "tokens_per_iteration": layout.global_batch * layout.seq_length,
-        "step_seconds": plan.step_seconds,
-        "mfu_assumed": plan.request.estimate.mfu if plan.request.estimate.peak_tflops else None,
-        "checkpoint": checkpoint,
-        "storage": storage_use,
-        "fitting": len(plan.fits),
-        "layouts": [_layout_json(fit, cost) for fit, cost in plan.fits[:top]],
-    }
+    return FitEvent(
+        model=plan.request.model.name,
+        notes=collect_notes(plan),
+        parameters=count.total,
+        active_parameters=count.active,
+        gpus=machines.gpus,
+        nodes=machines.nodes,
+        gpus_per_node=machines.gpus_per_node,
+        gpu_bytes=machines.memory * GIB,
+        usable_bytes=machines.usable_bytes,
+        global_batch=layout.global_batch,
+        tokens_per_iteration=layout.global_batch * layout.seq_length,
+        step_seconds=plan.step_seconds,
+        mfu_assumed=plan.request.estimate.mfu if plan.request.estimate.peak_tflops else None,
+        checkpoint=_summarize_checkpoint(plan),
+        storage=StorageUse(room.capacity, room.data, room.kept, room.needed, room.free >= 0) if room else None,
+        fitting=len(plan.fits),
+        layouts=[_summarize_layout(fit, cost) for fit, cost in plan.fits[:top]],
+    )
 
 
-def _layout_json(fit: Fit, cost: Cost) -> dict[str, Any]:
+def _summarize_checkpoint(plan: LayoutPlan) -> CheckpointCost:
+    size, schedule = checkpoint_bytes(plan.best), plan.schedule
+    if schedule is None:
+        return CheckpointCost(size)
+    return ScheduledCheckpointCost(
+        size,
+        bytes_per_second=schedule.bytes_per_second,
+        write_seconds=schedule.write_seconds,
+        node_hours=schedule.node_hours,
+        run_hours=schedule.failure_seconds / 3600,
+        restart_seconds=schedule.restart_seconds,
+        save_interval_seconds=schedule.interval_seconds,
+        save_interval_iterations=plan.save_interval,
+        lost_share=schedule.lost_share,
+        termination_grace_seconds=plan.grace_seconds,
+    )
+
+
+def _summarize_layout(fit: Fit, cost: Cost) -> LayoutSummary:
     layout = fit.layout
-    return {
-        "tensor": layout.tensor,
-        "pipeline": layout.pipeline,
-        "virtual_stages": layout.virtual_stages,
-        "layers_per_virtual_stage": layout.layers_per_virtual_stage,
-        "context": layout.context,
-        "expert": layout.expert,
-        "expert_tensor": (layout.expert_tensor or layout.tensor) if layout.experts else None,
-        "data_parallel": layout.data_parallel,
-        "micro_batch": layout.micro_batch,
-        "micro_batches": layout.micro_batches,
-        "recompute": layout.recompute,
-        "sequence_parallel": layout.sequence_parallel_on,
-        "weight_bytes": fit.memory.weights,
-        "gradient_bytes": fit.memory.gradients,
-        "optimizer_bytes": fit.memory.optimizer,
-        "activation_bytes": fit.activations,
-        "total_bytes": fit.total,
-        "bubble": layout.bubble,
-        "cost": cost.total,
-        "cost_parts": cost.parts,
-    }
+    return LayoutSummary(
+        tensor=layout.tensor,
+        pipeline=layout.pipeline,
+        virtual_stages=layout.virtual_stages,
+        layers_per_virtual_stage=layout.layers_per_virtual_stage,
+        context=layout.context,
+        expert=layout.expert,
+        expert_tensor=(layout.expert_tensor or layout.tensor) if layout.experts else None,
+        data_parallel=layout.data_parallel,
+        micro_batch=layout.micro_batch,
+        micro_batches=layout.micro_batches,
+        recompute=layout.recompute,
+        sequence_parallel=layout.sequence_parallel_on,
+        weight_bytes=fit.memory.weights,
+        gradient_bytes=fit.memory.gradients,
+        optimizer_bytes=fit.memory.optimizer,
+        activation_bytes=fit.activations,
+        total_bytes=fit.total,
+        bubble=layout.bubble,
+        cost=cost.total,
+        cost_parts=cost.parts,
+    )

@@ -50,7 +50,7 @@ def _parse_assignment(assignment: str) -> tuple[str, Any]:
         raise RequestError(f"--set {assignment}: {error}; correct the value") from None
 
 
-def _read_fields(file: Path) -> dict[str, Any]:
+def _read_fields(file: Path) -> dict[str, object]:
     """Read the fields of a model, at the top level or under model.custom as in the chart's values."""
     import yaml
 

@@ -3,7 +3,6 @@
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -23,10 +22,10 @@ PARALLELISM_FIELDS = frozenset(
 )
 
 
-def to_values(plan: LayoutPlan) -> dict[str, Any]:
+def to_values(plan: LayoutPlan) -> dict[str, object]:
     """Return the best layout as values of the training chart."""
     layout, machines, model = plan.best, plan.request.machines, plan.request.model
-    parallelism: dict[str, Any] = {
+    parallelism: dict[str, object] = {
         "tensorModelParallelSize": layout.tensor,
         "pipelineModelParallelSize": layout.pipeline,
         "contextParallelSize": layout.context,
@@ -39,7 +38,7 @@ def to_values(plan: LayoutPlan) -> dict[str, Any]:
         parallelism["expertTensorParallelSize"] = layout.expert_tensor or layout.tensor
     if layout.virtual_stages > 1:
         parallelism["numLayersPerVirtualPipelineStage"] = layout.layers_per_virtual_stage
-    training: dict[str, Any] = {
+    training: dict[str, object] = {
         "nodes": machines.nodes,
         "gpusPerNode": machines.gpus_per_node,
         "globalBatchSize": layout.global_batch,
@@ -50,14 +49,15 @@ def to_values(plan: LayoutPlan) -> dict[str, Any]:
     if plan.save_interval:
         training["saveInterval"] = min(plan.save_interval, plan.request.estimate.iterations or DEFAULT_ITERATIONS)
     is_preset = model.name in models.preset_names()
-    values: dict[str, Any] = {
+    gpu = {"memoryGib": _simplify(machines.memory)}
+    if plan.request.estimate.peak_tflops:
+        gpu["peakTflops"] = _simplify(plan.request.estimate.peak_tflops)
+    values: dict[str, object] = {
         "model": {"size": model.name} if is_preset else {"size": "custom", "custom": _custom_fields(model)},
         "parallelism": parallelism,
         "training": training,
-        "gpu": {"memoryGib": _simplify(machines.memory)},
+        "gpu": gpu,
     }
-    if plan.request.estimate.peak_tflops:
-        values["gpu"]["peakTflops"] = _simplify(plan.request.estimate.peak_tflops)
     if plan.request.checkpoints.keep != CheckpointOptions.keep:
         values["checkpoint"] = {"keep": plan.request.checkpoints.keep}
     if plan.grace_seconds > GRACE_SECONDS:
@@ -70,7 +70,7 @@ def _simplify(number: float) -> float:
     return int(number) if number.is_integer() else number
 
 
-def _custom_fields(model: Model) -> dict[str, Any]:
+def _custom_fields(model: Model) -> dict[str, object]:
     """Return the fields that differ from a model's defaults, except the parallel sizes, which are in `parallelism`."""
     fields = {}
     for field in msgspec.structs.fields(Model):

@@ -171,13 +171,13 @@ def recipe_batch_size(name: str) -> int | None:
     return load_recipe(name).global_batch_size if name in preset_names() else None
 
 
-def _read_preset(name: str) -> dict[str, Any]:
+def _read_preset(name: str) -> dict[str, object]:
     """Return the content of a preset's file: the fields of the architecture, and `recipe`."""
     import yaml
 
     if name not in preset_names():
         raise RequestError(f"unknown model {name!r}; choose one of {', '.join(preset_names())}, or custom")
-    content: dict[str, Any] = yaml.safe_load((PRESETS_DIRECTORY / f"{name}.yaml").read_text())
+    content: dict[str, object] = yaml.safe_load((PRESETS_DIRECTORY / f"{name}.yaml").read_text())
     return content
 
 

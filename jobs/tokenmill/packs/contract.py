@@ -1,7 +1,5 @@
 """The records of packed rows in plans."""
 
-from typing import Any
-
 from msgspec import field
 
 from tokenmill.datasets.contract import ResolvedTokenizer
@@ -38,7 +36,7 @@ class PackSpec(Record, frozen=True):
     tokens: Count = 0
     padding: Count = 0
     trained: Count = 0
-    metadata: list[dict[str, Any]] = field(default_factory=list)
+    metadata: list[dict[str, object]] = field(default_factory=list)
     shards: dict[str, list[ShardFile]] = field(default_factory=dict)
     dropped: Count = 0
 

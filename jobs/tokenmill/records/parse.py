@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
+from tokenmill.core.typed_json import JsonObject
 from tokenmill.errors import RequestError
 from tokenmill.records import unexpected_content
 from tokenmill.records.block_kinds import LINES, OVERSIZED, ROWS, TEXT, TEXT_LINES
@@ -433,7 +434,7 @@ class ParsedRecords:
 
     def __init__(self, data: "bytearray | mmap.mmap") -> None:
         """Initialize the records of a block in `data` without a record."""
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[JsonObject] = []
         self.rejected: list[RejectedRecord] = []
         self.blank = 0
         self.skipped = 0
@@ -446,7 +447,7 @@ class ParsedRecords:
         """The number of records: rows, rejected records and skipped ones."""
         return len(self.rows) + len(self.rejected) + self.skipped
 
-    def add(self, row: dict[str, Any], span: tuple[int, int] | None = None) -> None:
+    def add(self, row: JsonObject, span: tuple[int, int] | None = None) -> None:
         """Add the next record, which is the line `span`, or a row of a columnar file."""
         self._numbers.append((self.records, self.records + self.blank + 1))
         self.rows.append(row)
@@ -590,7 +591,7 @@ def _parse_row_objects(block: bytes, parsed: ParsedRecords, wanted: Callable[[in
             parsed.skipped += first + all_rows.num_rows - parsed.records
 
 
-def _convert_row(row: "pa.RecordBatch") -> dict[str, Any] | str:
+def _convert_row(row: "pa.RecordBatch") -> JsonObject | str:
     """Return a row as an object, or why it is rejected."""
     import pyarrow as pa
 
@@ -599,7 +600,7 @@ def _convert_row(row: "pa.RecordBatch") -> dict[str, Any] | str:
             column.to_pylist()
         except (UnicodeDecodeError, pa.ArrowException) as error:
             return f"{name!r} contains a text that is invalid UTF-8 ({error})"
-    values: dict[str, Any] = row.to_pylist()[0]
+    values: JsonObject = row.to_pylist()[0]
     return values
 
 

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from tokenmill.core.typed_json import JsonObject
 from tokenmill.errors import InputError
 from tokenmill.records.block_kinds import LINES, ROWS, ReadSettings
 from tokenmill.records.blocks import detect_format, open_blocks
@@ -152,7 +153,7 @@ class FirstRow(NamedTuple):
     """A complete record near the start of a file, and its line, row or record number, counted from 1."""
 
     line: int
-    row: dict[str, Any]
+    row: JsonObject
 
 
 def first_rows(

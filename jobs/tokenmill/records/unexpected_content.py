@@ -6,8 +6,8 @@ The error then names the real problem, instead of one bad record per line.
 
 import json
 import re
-from typing import Any
 
+from tokenmill.core.typed_json import JsonObject
 from tokenmill.errors import InputError
 
 HEAD_BYTES = 4096
@@ -215,7 +215,7 @@ def is_chat(value: object) -> bool:
     return _is_object_list(value) and bool({"role", "from"} & set(value[0]))  # type: ignore[index]
 
 
-def find_chat_key(record: dict[str, Any]) -> str:
+def find_chat_key(record: JsonObject) -> str:
     """Return the key under which a record contains the turns of a conversation; empty if there is no such key."""
     return next((key for key in CHAT_KEYS if is_chat(record.get(key))), "")
 

@@ -2,8 +2,9 @@
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
+from tokenmill.core.json_lines import JsonEvent
 from tokenmill.reports.compare.plots import PlotRun
 from tokenmill.reports.compare.report import Axis, RunSummary
 
@@ -284,9 +285,10 @@ class LineageStep(Struct, frozen=True):
     """The hash that identifies the content: of a manifest, of a listing, or a commit."""
 
 
-class DatasetReport(Struct, frozen=True, kw_only=True, tag_field="kind", tag="dataset"):
+class DatasetReport(JsonEvent, frozen=True, kw_only=True, tag="result"):
     """The report about an output. A part is None if the output does not have it; the notes explain why."""
 
+    kind: Literal["dataset"] = "dataset"
     output: str
     stage: str
     state: str
@@ -294,18 +296,20 @@ class DatasetReport(Struct, frozen=True, kw_only=True, tag_field="kind", tag="da
     tokenizer: TokenizerSummary | None = None
     totals: DatasetTotals | None = None
     pack: PackTotals | None = None
-    keys: list[KeyTotals] = []
+    keys: list[KeyTotals] = field(default_factory=list)
     sources: SourceSummary | None = None
     lengths: LengthSummary | None = None
     scripts: ScriptSummary | None = None
     compared: ComparedTokenizers | None = None
     usage: IdUsage | None = None
     duplicates: DuplicateSummary | None = None
-    rejected: list[RejectionReason] = []
-    stages: list[StageTiming] = []
-    lineage: list[LineageStep] = []
-    examples: list[DataExample] = []
-    notes: list[str] = []
+    rejected: list[RejectionReason] = field(default_factory=list)
+    stages: list[StageTiming] = field(default_factory=list)
+    lineage: list[LineageStep] = field(default_factory=list)
+    examples: list[DataExample] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    html: str | None = None
+    """The HTML file with the report."""
 
 
 class RunAttempt(Struct, frozen=True):
@@ -339,9 +343,10 @@ class StalledStep(Struct, frozen=True):
     seconds: float
 
 
-class RunReport(Struct, frozen=True, kw_only=True, tag_field="kind", tag="run"):
+class RunReport(JsonEvent, frozen=True, kw_only=True, tag="result"):
     """The report about a training run."""
 
+    kind: Literal["run"] = "run"
     path: str
     verdict: str
     axis: Axis | None
@@ -352,6 +357,8 @@ class RunReport(Struct, frozen=True, kw_only=True, tag_field="kind", tag="run"):
     attempts: list[RunAttempt]
     checkpoints: list[SavedCheckpoint]
     notes: list[str]
+    html: str | None = None
+    """The HTML file with the report."""
 
 
 Report = DatasetReport | RunReport

@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenmill.core.files.credential_files import check_certificates, check_credentials
 from tokenmill.core.redaction import register_address_secrets, register_secret_file
+from tokenmill.core.typed_json import JsonObject
 from tokenmill.engine.contract import RemoteFile
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.sources.retry import RetryableError, RetryPolicy
@@ -73,7 +74,7 @@ class BucketSource:
             files.append(RemoteFile(name, info["size"], version=_version(info)))
         return Listing(self._display_uri, None, files, by_name=list(objects) == [root])
 
-    def _find_objects(self) -> dict[str, Any]:
+    def _find_objects(self) -> dict[str, JsonObject]:
         """Return the store's information about each object under the path, by the object's path."""
         try:
             objects = self._fs.find(self._root, detail=True)
@@ -89,7 +90,7 @@ class BucketSource:
             raise error_class(
                 f"cannot list {self._display_uri}: {_describe(error)[:300]}; check the address and the credentials"
             ) from error
-        typed_objects: dict[str, Any] = objects
+        typed_objects: dict[str, JsonObject] = objects
         return typed_objects
 
     def open(
@@ -141,7 +142,7 @@ def _is_refusal(error: Exception) -> bool:
     return isinstance(error, PermissionError) or status in (401, 403) or type(error).__name__ in names
 
 
-def _version(info: dict[str, Any]) -> str | None:
+def _version(info: JsonObject) -> str | None:
     """Return the value by which a store marks a change of content: an ETag, a hash or a time."""
     version = info.get("ETag") or info.get("etag") or info.get("md5Hash") or info.get("mtime")
     return None if version is None else str(version)

@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from tokenmill.core.files.credential_files import check_named_file
 from tokenmill.core.redaction import contains_sent_credential, register_address_secrets, register_secrets
+from tokenmill.core.typed_json import JsonObject
 from tokenmill.engine.contract import RemoteFile
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.sources.retry import MAX_MISSING_RESPONSES, FailureCounts, RetryableError, RetryPolicy, retry_call
@@ -114,7 +115,7 @@ class HubApi:
                 raise ValueError("the listing is invalid (a page links to an earlier page)")
         return list(files.values())
 
-    def xet_connection(self, commit: str) -> dict[str, Any]:
+    def xet_connection(self, commit: str) -> dict[str, object]:
         """Return the address of the repository's Xet storage and a token, as the arguments of hf_xet."""
         url = f"{self._api}/xet-read-token/{commit}"
         body = self._transfer.open(url, authorization_headers())
@@ -144,7 +145,7 @@ class HubApi:
         return json.loads(response), body.links.get("next", {}).get("url")
 
 
-def _parse_file(item: dict[str, Any]) -> RemoteFile:
+def _parse_file(item: JsonObject) -> RemoteFile:
     path, size, lfs = item["path"], item["size"], item.get("lfs")
     content_hash, pattern = (lfs["oid"], _SHA256) if lfs else (item["oid"], _GIT_HASH)
     is_size_valid = type(size) is int and 0 <= size <= MAX_FILE_BYTES and (not lfs or lfs.get("size", size) == size)

@@ -18,7 +18,7 @@ from tokenmill.engine.contract import RemoteFile
 from tokenmill.sources.retry import RetryableError
 from tokenmill.sources.uri import redact_addresses
 
-CONFIG: dict[str, Any] = {
+CONFIG: dict[str, object] = {
     # The defaults of hf_xet use gigabytes of memory. These limits apply to the process, for any number of files.
     "reconstruction.download_buffer_size": 96_000_000,
     "reconstruction.download_buffer_perfile_size": 16_000_000,
@@ -42,7 +42,7 @@ class Xet:
     """The Xet storage of one repository; its first failure disables it, with one warning."""
 
     def __init__(
-        self, connect: Callable[[], dict[str, Any]], stall_seconds: float, warn: Callable[[str], None]
+        self, connect: Callable[[], dict[str, object]], stall_seconds: float, warn: Callable[[str], None]
     ) -> None:
         """Store the arguments; `connect` returns the storage's address and a token, as the arguments of hf_xet."""
         self.enabled = is_enabled()

@@ -295,7 +295,7 @@ class Adopt(Stage):
         # Without the root: the same pairs have the same plan in every directory.
         listing = content_id(sorted(pairs.identities.items()))
         upstream = Upstream(None, listing=listing)
-        request: dict[str, Any] = {
+        request: dict[str, object] = {
             "input": upstream.to_json(),
             "tokenizer": tokenizer_request(options.tokenizer, options.tokenizer_revision),
             "append_eod": append_eod,

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import xxhash
 
@@ -161,7 +161,7 @@ class Concatenate(Stage):
         )
         dataset.announce(run.reporter, run.worker, run.workers)
         check_label(self.name)
-        request: dict[str, Any] = {
+        request: dict[str, object] = {
             "input": dataset.upstream.to_json(),
             "target_files": self.target_files,
             "name": self.name,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from tokenmill.core.files.paths import safe_name
 from tokenmill.engine.contract import InputRange, Origin, RemoteFile
@@ -66,7 +66,7 @@ class Download(Stage):
         directory = local_path(self.uri)
         if directory:
             check_no_overlap(directory, self.output)
-        request: dict[str, Any] = {
+        request: dict[str, object] = {
             "source": redact_secrets(self.uri),
             "revision": self.source.revision,
             **self.selection.request(),

@@ -8,7 +8,7 @@ A unit is one input file. An interrupted unit starts again.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from tokenmill.core.files.paths import safe_name
 from tokenmill.engine.background import BackgroundWriter
@@ -63,7 +63,7 @@ class Extract(Stage):
             output=self.output,
         )
         dataset.announce(run.reporter, run.worker, run.workers)
-        request: dict[str, Any] = {
+        request: dict[str, object] = {
             "input": dataset.upstream.to_json(),
             **({"format": self.format} if self.format else {}),
         }

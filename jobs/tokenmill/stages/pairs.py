@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from tokenmill.core.files.paths import safe_name
 from tokenmill.core.machine import describe_memory
@@ -77,7 +77,7 @@ class PairStage(SourceStage):
         """Raise RequestError for options that cannot be used together."""
         check_label(self.options.name)
 
-    def request_fields(self) -> dict[str, Any]:
+    def request_fields(self) -> dict[str, object]:
         """Return the parameters of the request that only this stage has."""
         raise NotImplementedError
 
@@ -101,7 +101,7 @@ class PairStage(SourceStage):
                 f"({describe_memory()})"
             )
         input_fields, list_inputs, dataset = self.find_input(run, pinned)
-        request: dict[str, Any] = {
+        request: dict[str, object] = {
             **input_fields,
             "tokenizer": tokenizer_request(options.tokenizer, options.tokenizer_revision),
             **self.request_fields(),

@@ -7,7 +7,7 @@ streams (`stages.pairs`). Training reads the output.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from tokenmill.datasets import formats
 from tokenmill.datasets.contract import PREPROCESS, PairBasis, ResolvedTokenizer
@@ -56,7 +56,7 @@ class Preprocess(PairStage):
                 "outputs"
             )
 
-    def request_fields(self) -> dict[str, Any]:
+    def request_fields(self) -> dict[str, object]:
         """Return the keys, and the additions to the texts."""
         options = self.options
         return {

@@ -5,7 +5,7 @@ state files of preprocess.
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
@@ -41,7 +41,7 @@ class TransformBasis(Record, frozen=True):
     it.
     """
 
-    transform: dict[str, Any]
+    transform: dict[str, object]
     compression: str
     code: str = ""
     format: str = ""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tokenmill.engine.contract import Origin, RemoteFile, Upstream
 from tokenmill.engine.selection import Selection
@@ -46,7 +46,7 @@ class SourceInput(NamedTuple):
         dataset: the input if it is local.
     """
 
-    request: dict[str, Any]
+    request: dict[str, object]
     list_files: Callable[[], SourceFiles]
     dataset: StageInput | None
 

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-import msgspec
-
+from tokenmill.core.json_lines import JsonEvent
 from tokenmill.errors import RequestError
 from tokenmill.submit.call import Call, make_name
 from tokenmill.submit.profile import KubernetesProfile
@@ -116,7 +115,7 @@ def install(release: Release, status: str) -> str:
     )
 
 
-class ObjectState(msgspec.Struct, frozen=True, kw_only=True):
+class ObjectState(JsonEvent, frozen=True, kw_only=True, tag="job"):
     """The state of an object that runs pods, as its operator reports it."""
 
     kind: str

@@ -21,6 +21,7 @@ import msgspec
 
 from tokenmill.core.files.paths import RECORDS_DIRECTORY
 from tokenmill.core.files.tree import Tree, UnexpectedEntry
+from tokenmill.core.json_lines import JsonEvent
 from tokenmill.core.typed_json import decode_json
 from tokenmill.errors import RequestError
 from tokenmill.submit.call import Submission
@@ -47,7 +48,7 @@ class SubmittedJob(msgspec.Struct, frozen=True, kw_only=True):
     submitted: str
 
 
-class JobStates(msgspec.Struct, frozen=True, kw_only=True):
+class JobStates(JsonEvent, frozen=True, kw_only=True, tag="job"):
     """The tasks of a submitted job: their number in each state, and Slurm's reasons why tasks wait."""
 
     job: str

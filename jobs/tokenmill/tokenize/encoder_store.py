@@ -147,7 +147,7 @@ class Encoders:
         self,
         texts: GateTexts,
         options: EncodingOptions,
-        requested: dict[str, Any],
+        requested: object,
         endpoint: str | None,
         reporter: Reporter,
     ) -> "ResolvedTokenizer":

@@ -8,6 +8,7 @@ tokenizer's own file gives other ids for some models.
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from tokenmill.core.typed_json import JsonObject
 from tokenmill.errors import TokenmillError
 from tokenmill.tokenize import engines
 from tokenmill.tokenize.engines.base import ArrayEncoder, Encoder, EncoderUnavailable
@@ -43,7 +44,7 @@ def load_encoder(
     return _GuardedEncoder(encoder, guard, backend, add_special_tokens, end) if guard else encoder
 
 
-def optimize_backend(backend: dict[str, Any]) -> dict[str, Any]:
+def optimize_backend(backend: JsonObject) -> JsonObject:
     """Return an AutoTokenizer's backend JSON in the equivalent form that encoders load fastest.
 
     The function writes merges as `"a b"` instead of `["a", "b"]`, the form of Hugging Face before version 0.20.

@@ -15,13 +15,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+from msgspec import Struct
 
 from tokenmill.core.machine import describe_memory, ignore_stop_signals
 from tokenmill.core.redaction import SECRET_NAME
+from tokenmill.core.typed_json import convert_json, decode_json
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.tokenize import engines
 from tokenmill.tokenize.encoders import format_guard, load_encoder, optimize_backend
@@ -63,8 +66,7 @@ REFUSAL_PREFIX = "cannot be used"
 """Prefix of the rejection reason for an encoder that refuses a tokenizer."""
 
 
-@dataclass(frozen=True)
-class Rejection:
+class Rejection(Struct, frozen=True):
     """The reason why the gate rejected an encoder; the other fields are empty if the encoder returned no ids.
 
     `part` names the part of the gate's texts that contains the differing text.
@@ -84,15 +86,8 @@ class Rejection:
             message += f" on {self.text} ({self.part}; expected {list(self.expected)}, got {list(self.got)})"
         return message
 
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "Rejection":
-        """Return a rejection from JSON that this or another version of tokenmill wrote."""
-        ids = {name: tuple(value.get(name, ())) for name in ("expected", "got")}
-        return cls(**_known_fields(cls, value | ids))
 
-
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """The encoder that the gate accepted, and the number of texts it checked.
 
     `guard` is the argument of load_encoder that names the characters to leave to Hugging Face.
@@ -109,19 +104,38 @@ class Verdict:
         """Return whether another run of the gate gives the same verdict: no encoder crashed, hung or was killed."""
         return all(rejection.text or rejection.reason.startswith(REFUSAL_PREFIX) for rejection in self.rejected)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> object:
         """Return the JSON value that from_json reads."""
-        return asdict(self)
+        return msgspec.to_builtins(self)
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "Verdict":
-        """Return a verdict from JSON that this or another version of tokenmill wrote."""
-        rejected = tuple(map(Rejection.from_json, value.get("rejected", ())))
-        return cls(**_known_fields(cls, value | {"rejected": rejected}))
+    def from_json(cls, value: object) -> "Verdict":
+        """Return a verdict from JSON that this or another version of tokenmill wrote (msgspec.ValidationError)."""
+        return convert_json(value, cls)
 
 
-def _known_fields(kind: type[Verdict] | type[Rejection], value: dict[str, Any]) -> dict[str, Any]:
-    return {field.name: value[field.name] for field in fields(kind) if field.name in value}
+class GateQuestion(Struct, frozen=True, kw_only=True):
+    """The texts that the candidates encode: texts by part, and chunks of code point probes; `end` follows each text.
+
+    `order` has the candidates. `normalizes` is true for a tokenizer with a normalizer.
+    """
+
+    order: Sequence[str]
+    parts: dict[str, list[str]]
+    chunks: Sequence[Sequence[str]]
+    normalizes: bool
+    add_special_tokens: bool
+    end: int | None
+
+
+class GateAnswer(Struct, frozen=True):
+    """The result of a candidate; `refused` is true for one that does not load the tokenizer."""
+
+    version: str
+    checked: int = 0
+    guard: str = ""
+    rejected: Rejection | None = None
+    refused: bool = False
 
 
 def fallback_warning(verdict: Verdict) -> str | None:
@@ -149,7 +163,7 @@ def run_parity_gate(
         RequestError: no candidate agrees.
         TransientError: another process killed the subprocess, so the gate has no verdict on the candidate.
     """
-    names = _read_json(directory / "question.json")["order"] if encoder == engines.AUTO else [encoder]
+    names = list(_read_question(directory).order) if encoder == engines.AUTO else [encoder]
     rejected: list[Rejection] = []
     while names:
         exit_description, killed = _run_candidates(directory, names, timeout, log)
@@ -157,11 +171,11 @@ def run_parity_gate(
             if killed and not (directory / f"answer-{name}.json").exists():
                 raise TransientError(killed_message(f"that checks the encoder {name}", exit_description))
             names.remove(name)
-            result = _read_result(directory, name, exit_description)
-            if "rejected" not in result:
-                return Verdict(name, result["version"], result["checked"], result["guard"], tuple(rejected))
-            rejected.append(Rejection.from_json({"encoder": name, "version": result["version"]} | result["rejected"]))
-            if not result.get("refused"):  # the subprocess ended at this candidate
+            answer = _read_answer(directory, name, exit_description)
+            if answer.rejected is None:
+                return Verdict(name, answer.version, answer.checked, answer.guard, tuple(rejected))
+            rejected.append(answer.rejected)
+            if not answer.refused:  # the subprocess ended at this candidate
                 break
     reasons = "; ".join(map(str, rejected))
     if encoder == engines.AUTO:
@@ -252,11 +266,16 @@ def killed_message(activity: str, exit_description: str) -> str:
     )
 
 
-def _read_result(directory: Path, name: str, exit_description: str) -> dict[str, Any]:
+def _read_question(directory: Path) -> GateQuestion:
+    return decode_json((directory / "question.json").read_bytes(), GateQuestion)
+
+
+def _read_answer(directory: Path, name: str, exit_description: str) -> GateAnswer:
     try:
-        return _read_json(directory / f"answer-{name}.json")
+        return decode_json((directory / f"answer-{name}.json").read_bytes(), GateAnswer)
     except (OSError, ValueError):
-        return {"version": encoder_version(name), "rejected": {"reason": exit_description}}
+        version = encoder_version(name)
+        return GateAnswer(version, rejected=Rejection(name, version, exit_description))
 
 
 def encoder_version(name: str) -> str:
@@ -310,19 +329,18 @@ def write_gate_files(
     each text. The function adds a sample of all code points to the parts.
     """
     import numpy as np
-    import orjson
 
     order, normalizes = _write_backend(directory, backend)
     chunks = _group_probes(code_point_probes(normalizes))
-    question = {
-        "order": order if encoder == engines.AUTO else [encoder],
-        "parts": parts,
-        "chunks": chunks,
-        "normalizes": normalizes,
-        "add_special_tokens": add_special_tokens,
-        "end": end,
-    }
-    (directory / "question.json").write_bytes(orjson.dumps(question))
+    question = GateQuestion(
+        order=order if encoder == engines.AUTO else [encoder],
+        parts=parts,
+        chunks=chunks,
+        normalizes=normalizes,
+        add_special_tokens=add_special_tokens,
+        end=end,
+    )
+    (directory / "question.json").write_bytes(msgspec.json.encode(question))
 
     texts = [*_list_texts(parts), *map("".join, chunks)]
     ends = list(accumulate(map(len, texts)))
@@ -346,22 +364,23 @@ def _write_backend(directory: Path, backend: str) -> tuple[tuple[str, ...], bool
     return engines.by_speed(value["pre_tokenizer"]), bool(normalizer) and normalizer.get("normalizers") != []
 
 
-def compare_with_reference(name: str, directory: Path) -> dict[str, Any]:
-    """Compare an encoder with the reference ids in a directory; return the result that `run_parity_gate` reads."""
+def compare_with_reference(name: str, directory: Path) -> GateAnswer:
+    """Compare an encoder with the reference ids in a directory; return the answer that `run_parity_gate` reads."""
     import numpy as np
 
-    question = _read_json(directory / "question.json")
-    end = question["end"]
-    plain, chunks, add = _list_texts(question["parts"]), question["chunks"], question["add_special_tokens"]
+    question = _read_question(directory)
+    end = question.end
+    plain, chunks, add = _list_texts(question.parts), question.chunks, question.add_special_tokens
     texts = [*plain, *map("".join, chunks)]
     backend = directory / "backend.json"
-    result: dict[str, Any] = {"version": encoder_version(name), "checked": len(texts), "guard": ""}
+    answer = GateAnswer(encoder_version(name), len(texts))
     if name != engines.REFERENCE:
         write_encoder_file(backend)
     try:
         encoder = load_encoder(name, backend, add, end=end)
     except EncoderUnavailable as error:
-        return result | {"refused": True, "rejected": {"reason": f"{REFUSAL_PREFIX}: {error}"}}
+        rejection = Rejection(name, answer.version, f"{REFUSAL_PREFIX}: {error}")
+        return msgspec.structs.replace(answer, rejected=rejection, refused=True)
 
     encoded, unstable = _encode_twice(encoder, texts)
     with np.load(directory / "reference.npz") as reference:
@@ -369,10 +388,10 @@ def compare_with_reference(name: str, directory: Path) -> dict[str, Any]:
     wrong = _differing_texts(encoded, exact)
     if name != engines.REFERENCE and any(i >= len(plain) for i in wrong):
         hf = load_encoder(engines.REFERENCE, backend, add, end=end)
-        guard = _find_guarded_characters(encoder, hf, question["normalizes"])
+        guard = _find_guarded_characters(encoder, hf, question.normalizes)
         if 0 < len(guard) <= MAX_GUARDED_CHARACTERS:
-            result["guard"] = format_guard(guard)
-            encoder = load_encoder(name, backend, add, result["guard"], end=end)
+            answer = msgspec.structs.replace(answer, guard=format_guard(guard))
+            encoder = load_encoder(name, backend, add, answer.guard, end=end)
             # Remove the guarded probes from the chunks. Hugging Face would encode the other probes of the chunk too.
             wrong_chunks = [i - len(plain) for i in wrong if i >= len(plain)]
             unguarded = ["".join(p for p in chunks[i] if not guard.intersection(p)) for i in wrong_chunks]
@@ -387,16 +406,16 @@ def compare_with_reference(name: str, directory: Path) -> dict[str, Any]:
             encoded, unstable = _encode_twice(encoder, texts)
             wrong = _differing_texts(encoded, exact)
     if not wrong and not unstable:
-        return result
+        return answer
     first = (wrong or unstable)[0]
     expected = exact[0][exact[1][first] : exact[1][first + 1]]
     got, _ = encoder.encode([texts[first]])
-    parts = zip(question["parts"], accumulate(map(len, question["parts"].values())), strict=True)
+    parts = zip(question.parts, accumulate(map(len, question.parts.values())), strict=True)
     part = next((part for part, part_end in parts if first < part_end), "code points")
     reason = "differs from Hugging Face" if wrong else "gives other ids when it encodes the text again"
-    return result | {
-        "rejected": {"reason": reason, "part": part} | describe_difference(texts[first], expected, got, backend, add)
-    }
+    shown = describe_difference(texts[first], expected, got, backend, add)
+    rejection = Rejection(name, answer.version, reason, shown.text, shown.expected, shown.got, part)
+    return msgspec.structs.replace(answer, rejected=rejection)
 
 
 def _list_texts(parts: dict[str, list[str]]) -> list[str]:
@@ -453,9 +472,17 @@ def _differing_texts(encoded: tuple["Ids", "Offsets"], exact: tuple["Ids", "Offs
     ]
 
 
+class ShownDifference(NamedTuple):
+    """The part of a text with the first differing ids, and the ids there."""
+
+    text: str
+    expected: tuple[int, ...]
+    got: tuple[int, ...]
+
+
 def describe_difference(
     text: str, expected: "Ids", got: "Ids", backend: Path, add_special_tokens: bool
-) -> dict[str, Any]:
+) -> ShownDifference:
     """Return the first differing ids, and the text at the offsets that Hugging Face reports for them."""
     from tokenizers import Tokenizer
 
@@ -465,14 +492,7 @@ def describe_difference(
     spans = Tokenizer.from_file(str(backend)).encode(text, add_special_tokens=add_special_tokens).offsets
     near = [span for span in spans[low:high] if span[1] > span[0]]
     window = text[near[0][0] : near[-1][1]][:80] if near else text[:80]
-    return {"text": ascii(window), "expected": expected[low:high].tolist(), "got": got[low:high].tolist()}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    import orjson
-
-    value: dict[str, Any] = orjson.loads(path.read_bytes())
-    return value
+    return ShownDifference(ascii(window), tuple(expected[low:high].tolist()), tuple(got[low:high].tolist()))
 
 
 ACUTE, DOT_BELOW = "\u0301", "\u0323"
@@ -641,14 +661,12 @@ def code_point_probes(normalizes: bool, *, complete: bool = False) -> list[str]:
 
 def main() -> None:
     """Compare the candidates of the command line with the reference: DIRECTORY NAME..."""
-    import orjson
-
     ignore_stop_signals()
     directory = Path(sys.argv[1])
     for name in sys.argv[2:]:
-        result = compare_with_reference(name, directory)
-        (directory / f"answer-{name}.json").write_bytes(orjson.dumps(result))
-        if not result.get("refused"):
+        answer = compare_with_reference(name, directory)
+        (directory / f"answer-{name}.json").write_bytes(msgspec.json.encode(answer))
+        if not answer.refused:
             break
 
 

@@ -14,9 +14,9 @@ characters finds this last merge; no text reaches the other merges that form the
 from collections import Counter
 from itertools import chain, pairwise, repeat
 from pathlib import Path
-from typing import Any
 
 from tokenmill.core.files.publish import write_atomic
+from tokenmill.core.typed_json import JsonObject
 from tokenmill.tokenize import sentencepiece_model
 
 FILE_NAME = "encoder.json"
@@ -59,7 +59,7 @@ def write_encoder_file(backend: Path) -> None:
         write_atomic(path, orjson.dumps(reduced))
 
 
-def reachable_merges(model: dict[str, Any]) -> list[int]:
+def reachable_merges(model: JsonObject) -> list[int]:
     """Return the ranks of the merges that at least one text reaches.
 
     `model` is the object of this name in a tokenizer.json (models/bpe of Hugging Face tokenizers). The function returns
@@ -90,7 +90,7 @@ _NO_RANK = 1 << 62
 """Rank of a pair without a merge: higher than the rank of every merge."""
 
 
-def _substitutes(model: dict[str, Any]) -> set[str]:
+def _substitutes(model: JsonObject) -> set[str]:
     """Return the tokens that can stand for a character that is not in the vocabulary."""
     unknown = model.get("unk_token")
     return {f"<0x{byte:02X}>" for byte in range(256)} | ({unknown} if unknown else set())

@@ -6,7 +6,9 @@ then passes it the records of each block. `stages.chat.encode` implements both p
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from tokenmill.core.typed_json import JsonObject
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,7 +48,7 @@ class RecordEncoder(Protocol):
     """A RecordEncoding that an encoder process has loaded."""
 
     def encode(
-        self, rows: Sequence[dict[str, Any]], *, columnar: bool, begin: "Callable[[int | None], None]"
+        self, rows: Sequence[JsonObject], *, columnar: bool, begin: "Callable[[int | None], None]"
     ) -> EncodedRows:
         """Encode records; `columnar` records come from Parquet or Arrow, which fills absent fields with null.
 

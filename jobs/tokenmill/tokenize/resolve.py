@@ -4,7 +4,7 @@
 tokenizer offline with transformers, as Megatron-LM does. It writes
 
     backend.json, question.json, reference.npz    the input of the parity gate (`tokenize.gate`)
-    outcome.json                                  {"settled": fields of ResolvedTokenizer} or {"error": message}
+    outcome.json                                  ResolveOutcome
     written/                                      if the ids are those of the tokenizer's file and not of transformers'
                                                   class: files from which AutoTokenizer gives the file's ids
 
@@ -21,14 +21,17 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from tokenmill.core.json_lines import format_json
 from tokenmill.core.machine import ignore_stop_signals
+from tokenmill.core.typed_json import JsonObject, convert_json
 from tokenmill.errors import RequestError
 from tokenmill.tokenize import sentencepiece_model
 from tokenmill.tokenize.encoders import optimize_backend
 from tokenmill.tokenize.engines.base import EncoderUnavailable, template_ids
 from tokenmill.tokenize.gate import adversarial_texts, code_point_probes, write_gate_files
+from tokenmill.tokenize.resolution import LoadedFields, ResolveOutcome, TokenizerRequest
 from tokenmill.tokenize.sentencepiece_model import SentencePieceModel, find_only_model
 from tokenmill.tokenize.tokenizer_files import ADDITIONAL_TEMPLATES
 
@@ -76,13 +79,13 @@ class LoadedTokenizer(NamedTuple):
     notes: list[str]
 
 
-def resolve(work: Path) -> dict[str, Any]:
-    """Load the tokenizer, write the input of the gate, and return the fields of ResolvedTokenizer."""
-    request = json.loads((work / "request.json").read_bytes())
-    name, add = request["reference"], request["add_special_tokens"]
+def resolve(work: Path) -> ResolveOutcome:
+    """Load the tokenizer, write the input of the gate, and return the tokenizer's fields and special tokens."""
+    request = convert_json(json.loads((work / "request.json").read_bytes()), TokenizerRequest)
+    name, add = request.reference, request.add_special_tokens
     directory = work / "tokenizer"
     _check_json(directory, name)
-    model = find_only_model(directory) if request["source"] != "class" else None
+    model = find_only_model(directory) if request.source != "class" else None
     loaded = _load_model(work, model, request) if model else _load_files(work, request)
     tokenizer, backend = loaded.tokenizer, loaded.backend
 
@@ -90,19 +93,19 @@ def resolve(work: Path) -> dict[str, Any]:
     # Vocabularies that were trained on HTML contain "</s>" as a plain token.
     candidates = [t for t in EOD_TOKENS if t in loaded.special_tokens] or [t for t in EOD_TOKENS if t in vocabulary]
     eod_token, eod_id = None, None
-    if request["need_eod"] or request["eod_token"] or tokenizer.eos_token:
-        eod_token, eod_id = _resolve_eod(request["eod_token"], tokenizer.eos_token, backend, candidates, name)
+    if request.need_eod or request.eod_token or tokenizer.eos_token:
+        eod_token, eod_id = _resolve_eod(request.eod_token, tokenizer.eos_token, backend, candidates, name)
 
     surrounding_ids = [number for encoding in loaded.encode([""]) for number in encoding.ids]
     max_id = max(*vocabulary.values(), *surrounding_ids, 0)
-    dtype = "uint16" if len(tokenizer) < 65_500 else "int32"
+    dtype: Literal["uint16", "int32"] = "uint16" if len(tokenizer) < 65_500 else "int32"
     if max_id > (0xFFFF if dtype == "uint16" else 0x7FFFFFFF):
         raise RequestError(
             f"the tokenizer {name} has {len(tokenizer):,} entries, for which Megatron-LM writes {dtype}, and ids up to "
             f"{max_id:,}, which do not fit this type; correct its vocabulary so that the ids have no gaps"
         )
 
-    split = not model and (request["special_in_text"] == "split" or bool(backend.encode_special_tokens))
+    split = not model and (request.special_in_text == "split" or bool(backend.encode_special_tokens))
     backend_json = loaded.backend_json
     if split:
         backend.encode_special_tokens = True
@@ -110,60 +113,56 @@ def resolve(work: Path) -> dict[str, Any]:
         (work / "full.json").write_bytes(_dump_optimized(loaded.backend_json))
     if model:
         shutil.copy(model, work / sentencepiece_model.FILE_NAME)
-    end = eod_id if request["need_eod"] else None
-    write_gate_files(work, backend_json, loaded.parts, add, loaded.encode, end=end, encoder=request["encoder"])
+    end = eod_id if request.need_eod else None
+    write_gate_files(work, backend_json, loaded.parts, add, loaded.encode, end=end, encoder=request.encoder)
 
-    eos = tokenizer.eos_token
     appends_eod = add and eod_id is not None and loaded.encode(["a"])[0].ids[-1:] == [eod_id]
-    fields = {
-        "fingerprint": hashlib.sha256(loaded.backend_json.encode()).hexdigest(),
-        "vocab_size": len(tokenizer),
-        "max_token_id": max_id,
-        "dtype": dtype,
-        "eod_id": eod_id,
-        "eod_token": eod_token,
-        "eos_token": eos,
-        "bos_token": tokenizer.bos_token,
-        "added": loaded.added_tokens,
-        "eod_candidates": candidates,
-    }
-    optional_fields = {
-        "adds_eod": bool(appends_eod),
-        "notes": loaded.notes,
-        "special": [] if split else loaded.spellable_tokens,
-    }
-    return fields | {key: value for key, value in optional_fields.items() if value}
+    fields = LoadedFields(
+        fingerprint=hashlib.sha256(loaded.backend_json.encode()).hexdigest(),
+        vocab_size=len(tokenizer),
+        max_token_id=max_id,
+        dtype=dtype,
+        eod_id=eod_id,
+        eod_token=eod_token,
+        eos_token=tokenizer.eos_token,
+        bos_token=tokenizer.bos_token,
+        added=tuple(loaded.added_tokens),
+        eod_candidates=tuple(candidates),
+        adds_eod=bool(appends_eod),
+        notes=tuple(loaded.notes),
+    )
+    return ResolveOutcome(fields, [] if split else loaded.spellable_tokens)
 
 
-def _gate_texts(request: dict[str, Any], backend: Any, special: list[str] | None = None) -> dict[str, list[str]]:
+def _gate_texts(request: TokenizerRequest, backend: Any, special: list[str] | None = None) -> dict[str, list[str]]:
     """Return the texts of the gate by part; raise RequestError if the normalizer expands a text too much."""
     parts = adversarial_texts(special or _added_tokens(backend))
     parts["vocabulary"] = _random_vocabulary_texts(backend, sorted(backend.get_vocab(with_added_tokens=True).values()))
-    parts["the corpus"] = request["texts"]
+    parts["the corpus"] = request.texts
     if backend.normalizer is not None:
         for texts in parts.values():
             for text in texts:
                 length = len(backend.normalizer.normalize_str(text[:EXPANSION_ALLOWANCE]))
                 if length > MAX_EXPANSION * len(text[:EXPANSION_ALLOWANCE]) + EXPANSION_ALLOWANCE:
                     raise RequestError(
-                        f"the normalizer of the tokenizer {request['reference']} returns {length:,} characters for "
+                        f"the normalizer of the tokenizer {request.reference} returns {length:,} characters for "
                         f"{len(text[:EXPANSION_ALLOWANCE]):,} ({text[:20]!a}...), more than {MAX_EXPANSION} for each; "
                         "correct the normalizer in tokenizer.json"
                     )
     return parts
 
 
-def _load_files(work: Path, request: dict[str, Any]) -> LoadedTokenizer:
+def _load_files(work: Path, request: TokenizerRequest) -> LoadedTokenizer:
     """Load a tokenizer with its class, or from its tokenizer.json if the request's source is "file".
 
     Without a source, both must give the same ids.
     """
     from tokenizers import Tokenizer
 
-    name, add, source = request["reference"], request["add_special_tokens"], request["source"]
+    name, add, source = request.reference, request.add_special_tokens, request.source
     tokenizer, backend = _load_auto_tokenizer(work / "tokenizer", name)
-    if request["need_eod"]:
-        _check_eod_is_declared(work / "tokenizer", request["eod_token"] or tokenizer.eos_token, backend, name)
+    if request.need_eod:
+        _check_eod_is_declared(work / "tokenizer", request.eod_token or tokenizer.eos_token, backend, name)
     path = work / "tokenizer" / "tokenizer.json"
     if source == "file" and not path.exists():
         raise RequestError(
@@ -201,9 +200,9 @@ def _load_files(work: Path, request: dict[str, Any]) -> LoadedTokenizer:
     return LoadedTokenizer(tokenizer, backend, encode, backend.to_str(), added, special, set(special), parts, [])
 
 
-def _load_model(work: Path, path: Path, request: dict[str, Any]) -> LoadedTokenizer:
+def _load_model(work: Path, path: Path, request: TokenizerRequest) -> LoadedTokenizer:
     """Load a SentencePiece model; the ids are SentencePiece's, also if transformers' class gives other ids."""
-    name, add = request["reference"], request["add_special_tokens"]
+    name, add = request.reference, request.add_special_tokens
     model = SentencePieceModel(path, name)
     try:
         class_tokenizer, class_backend = _load_auto_tokenizer(work / "tokenizer", name)
@@ -211,10 +210,8 @@ def _load_model(work: Path, path: Path, request: dict[str, Any]) -> LoadedTokeni
         class_tokenizer, class_backend = None, None
     before, after = _surrounding_ids(class_backend, model) if class_backend and add else ([], [])
     backend = model.to_tokenizer(before, after, with_special_tokens=False)
-    if request["need_eod"] and class_tokenizer:
-        _check_eod_is_declared(
-            work / "tokenizer", request["eod_token"] or class_tokenizer.eos_token, class_backend, name
-        )
+    if request.need_eod and class_tokenizer:
+        _check_eod_is_declared(work / "tokenizer", request.eod_token or class_tokenizer.eos_token, class_backend, name)
     eos = (class_tokenizer.eos_token if class_tokenizer else None) or model.eos
     notes = []
     if class_backend and (difference := _first_difference(request, class_backend, backend, False, model)):
@@ -257,7 +254,7 @@ def _write_from_file(work: Path, backend: Any, tokenizer: Any, name: str) -> tup
     return _write(work, backend, settings, backend.get_vocab(with_added_tokens=True), name)
 
 
-def _write(work: Path, backend: Any, tokens: dict[str, Any], vocabulary: Any, name: str) -> tuple[Any, Any]:
+def _write(work: Path, backend: Any, tokens: dict[str, object], vocabulary: Any, name: str) -> tuple[Any, Any]:
     """Write files from which AutoTokenizer gives the ids of the backend, and load them with it.
 
     The class PreTrainedTokenizerFast uses tokenizer.json unchanged in transformers 4 and 5. In transformers 5, the
@@ -278,7 +275,7 @@ def _write(work: Path, backend: Any, tokens: dict[str, Any], vocabulary: Any, na
             shutil.copy(source / other, written)
     if (source / ADDITIONAL_TEMPLATES).exists():
         shutil.copytree(source / ADDITIONAL_TEMPLATES, written / ADDITIONAL_TEMPLATES)
-    config: dict[str, Any] = {}
+    config: JsonObject = {}
     if (source / "tokenizer_config.json").exists():
         config = json.loads((source / "tokenizer_config.json").read_bytes())
     settings = {key: config[key] for key in KEPT_SETTINGS if key in config}
@@ -300,7 +297,7 @@ class _Difference(NamedTuple):
 
 
 def _first_difference(
-    request: dict[str, Any],
+    request: TokenizerRequest,
     class_backend: Any,
     file_backend: Any,
     add: bool,
@@ -335,12 +332,12 @@ def _first_difference(
     return None
 
 
-def _id_rules(backend: Any) -> dict[str, Any]:
+def _id_rules(backend: Any) -> JsonObject:
     """Return the parts of a backend that determine ids, without the decoder, truncation and padding.
 
     Truncation and padding are disabled.
     """
-    value: dict[str, Any] = json.loads(backend.to_str())
+    value: JsonObject = json.loads(backend.to_str())
     for part in ("decoder", "truncation", "padding", "version"):
         value.pop(part, None)
     with suppress(EncoderUnavailable):  # compare other post-processors as they are
@@ -525,10 +522,10 @@ def main() -> None:
     ignore_stop_signals()
     work = Path(sys.argv[1])
     try:
-        outcome: dict[str, Any] = {"settled": resolve(work)}
+        outcome = resolve(work)
     except RequestError as error:
-        outcome = {"error": str(error)}
-    (work / "outcome.json").write_text(json.dumps(outcome))
+        outcome = ResolveOutcome(error=str(error))
+    (work / "outcome.json").write_text(format_json(outcome))
 
 
 if __name__ == "__main__":

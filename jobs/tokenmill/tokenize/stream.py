@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tokenmill.core.files.explain import TMPDIR, explain_os_errors
 from tokenmill.core.files.lease import Liveness, get_creator_liveness
@@ -56,7 +56,7 @@ class Stream:
         """The monotonic time at which failing requests are no longer retried."""
         return self.started + self.source.deadline
 
-    def request(self) -> dict[str, Any]:
+    def request(self) -> dict[str, object]:
         """Return the parameters that the plan records."""
         return {
             "source": redact_secrets(self.uri),

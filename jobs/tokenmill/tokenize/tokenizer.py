@@ -24,9 +24,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from tokenmill.core.files.codec import content_id, readable_json
 from tokenmill.core.files.explain import TMPDIR, explain_os_errors
 from tokenmill.core.files.publish import write_atomic
+from tokenmill.core.json_lines import format_json
+from tokenmill.core.typed_json import convert_json
 from tokenmill.datasets.contract import ResolvedTokenizer as ResolvedTokenizer  # noqa: PLC0414 - part of this module's interface
 from tokenmill.errors import MachineError, RequestError, TokenmillError, TransientError
 from tokenmill.tokenize import cache, engines, merges
@@ -40,6 +44,7 @@ from tokenmill.tokenize.gate import (
     wait_for_child,
     was_killed,
 )
+from tokenmill.tokenize.resolution import LoadedFields, ResolveOutcome, TokenizerRequest
 from tokenmill.tokenize.tokenizer_files import (
     fetch,
     hash_directory,
@@ -83,7 +88,7 @@ GateTexts = Sequence[str] | Callable[[Path], Sequence[str]]
 """Texts of the corpus for the parity gate, or a function that makes them from the directory of the tokenizer."""
 
 
-def tokenizer_request(reference: str, revision: str | None) -> dict[str, Any]:
+def tokenizer_request(reference: str, revision: str | None) -> dict[str, object]:
     """Return the identity of the requested tokenizer, without network or transformers: file hashes, or a Hub name.
 
     The path of a directory is not part of its identity.
@@ -137,17 +142,18 @@ def resolve_tokenizer(
         reference = directory.resolve().name
         commit, files = None, read_directory(directory)
 
-    request = {
-        "reference": reference,
-        "eod_token": eod_token,
-        "need_eod": need_eod,
-        "add_special_tokens": add_special_tokens,
-        "encoder": encoder,
-        "source": source,
-        "special_in_text": special_in_text,
-    }
+    request = TokenizerRequest(
+        reference=reference,
+        eod_token=eod_token,
+        need_eod=need_eod,
+        add_special_tokens=add_special_tokens,
+        encoder=encoder,
+        source=source,
+        special_in_text=special_in_text,
+    )
+    identity = {name: value for name, value in msgspec.structs.asdict(request).items() if name != "texts"}
     libraries = {"engines": list(engines.ENGINES), "versions": versions()}
-    key = content_id({**request, **libraries, "files": _hash_files(files)})
+    key = content_id({**identity, **libraries, "files": _hash_files(files)})
     resolution = _load_from_cache(key) if use_cache else None
     if resolution is None:
         log(f"loading the tokenizer {reference} and running the parity gate")
@@ -162,7 +168,7 @@ def resolve_tokenizer(
             "revision": commit,
             "files": _hash_files(resolution.files),
             "add_special_tokens": add_special_tokens,
-            **resolution.fields,
+            **resolution.fields.to_json(),
         }
     )
     for name, data in resolution.files.items():
@@ -176,17 +182,17 @@ def resolve_tokenizer(
 
 
 class TokenizerResolution(NamedTuple):
-    """The result of the subprocesses: the tokenizer's files, the backend files, and fields of ResolvedTokenizer."""
+    """The result of the subprocesses: the tokenizer's files, the backend files, and the fields of the tokenizer."""
 
     files: dict[str, bytes]
     backends: dict[str, bytes]
-    fields: dict[str, Any]
+    fields: LoadedFields
     special_tokens: list[str]
     verdict: Verdict
 
     def to_files(self) -> dict[str, bytes]:
         """Return the resolution as the files of a cache entry."""
-        about = {"fields": self.fields, "special": self.special_tokens, "verdict": self.verdict.to_json()}
+        about = {"fields": self.fields.to_json(), "special": self.special_tokens, "verdict": self.verdict.to_json()}
         return {
             "about.json": readable_json(about),
             **{f"tokenizer-{name}": data for name, data in self.files.items()},
@@ -205,8 +211,8 @@ class TokenizerResolution(NamedTuple):
         def select(prefix: str) -> dict[str, bytes]:
             return {name.removeprefix(prefix): data for name, data in files.items() if name.startswith(prefix)}
 
-        verdict = Verdict.from_json(about["verdict"])
-        return cls(select("tokenizer-"), select("backend-"), about["fields"], about["special"], verdict)
+        fields, verdict = LoadedFields.from_json(about["fields"]), Verdict.from_json(about["verdict"])
+        return cls(select("tokenizer-"), select("backend-"), fields, about["special"], verdict)
 
 
 def versions() -> dict[str, str]:
@@ -235,7 +241,7 @@ def _load_from_cache(key: str) -> TokenizerResolution | None:
 
 
 def _resolve_in_scratch(
-    files: dict[str, bytes], request: dict[str, Any], texts: GateTexts, scratch: Path, log: Callable[[str], None]
+    files: dict[str, bytes], request: TokenizerRequest, texts: GateTexts, scratch: Path, log: Callable[[str], None]
 ) -> TokenizerResolution:
     scratch.mkdir(parents=True, exist_ok=True)
     with explain_os_errors(scratch, TMPDIR), tempfile.TemporaryDirectory(dir=scratch, prefix="tokenizer-") as temporary:
@@ -245,16 +251,16 @@ def _resolve_in_scratch(
             (work / "tokenizer" / name).parent.mkdir(exist_ok=True)
             (work / "tokenizer" / name).write_bytes(data)
         selected = _select_texts(texts(work / "tokenizer") if callable(texts) else texts)
-        request = request | {"texts": selected}
-        fields, verdict = _check_free_space(work, lambda: _run_subprocesses(work, request, log))
-        special_tokens = fields.pop("special", [])
+        order = msgspec.structs.replace(request, texts=selected)
+        outcome, verdict = _check_free_space(work, lambda: _run_subprocesses(work, order, log))
+        assert outcome.fields is not None  # noqa: S101 - there is no error
         backends = {path.name: path.read_bytes() for path in merges.encoder_files(work)}
         if (work / "full.json").exists():
             backends["full.json"] = (work / "full.json").read_bytes()
         if (work / "written").is_dir():
             written = [path for path in sorted((work / "written").rglob("*")) if path.is_file()]
             files = {path.relative_to(work / "written").as_posix(): path.read_bytes() for path in written}
-        return TokenizerResolution(files, backends, fields, special_tokens, verdict)
+        return TokenizerResolution(files, backends, outcome.fields, outcome.special, verdict)
 
 
 def eod_warning(tokenizer: ResolvedTokenizer) -> str | None:
@@ -312,34 +318,31 @@ def _select_texts(texts: Sequence[str]) -> list[str]:
 
 
 def _run_subprocesses(
-    work: Path, request: dict[str, Any], log: Callable[[str], None]
-) -> tuple[dict[str, Any], Verdict]:
-    """Load the tokenizer of `work` in a subprocess, then run the parity gate in another one.
-
-    Returns the fields of ResolvedTokenizer from the first subprocess, and the verdict.
-    """
-    (work / "request.json").write_text(json.dumps(request))
+    work: Path, request: TokenizerRequest, log: Callable[[str], None]
+) -> tuple[ResolveOutcome, Verdict]:
+    """Load the tokenizer of `work` in a subprocess, then run the parity gate in another one."""
+    (work / "request.json").write_text(format_json(request))
     environ = child_environment() | {"HF_HOME": str(work / "home")}
     command = [sys.executable, "-P", "-m", "tokenmill.tokenize.resolve", str(work)]
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environ
     ) as child:
         try:
-            fields = _wait_for_outcome(child, work, request["reference"], log)
+            outcome = _wait_for_outcome(child, work, request.reference, log)
         finally:
             child.kill()
-    return fields, run_parity_gate(work, request["encoder"], log=log)
+    return outcome, run_parity_gate(work, request.encoder, log=log)
 
 
 def _check_free_space(
-    work: Path, run_subprocesses: Callable[[], tuple[dict[str, Any], Verdict]]
-) -> tuple[dict[str, Any], Verdict]:
+    work: Path, run_subprocesses: Callable[[], tuple[ResolveOutcome, Verdict]]
+) -> tuple[ResolveOutcome, Verdict]:
     """Call a function; if it fails or rejects an encoder while the disk is full, raise MachineError for the disk."""
     failure: TokenmillError | None = None
     try:
-        fields, verdict = run_subprocesses()
+        outcome, verdict = run_subprocesses()
         if not verdict.rejected:
-            return fields, verdict
+            return outcome, verdict
     except TokenmillError as error:
         failure = error
     if shutil.disk_usage(work).free < MIN_FREE_BYTES:
@@ -348,12 +351,12 @@ def _check_free_space(
         ) from failure
     if failure:
         raise failure
-    return fields, verdict
+    return outcome, verdict
 
 
 def _wait_for_outcome(
     child: "subprocess.Popen[bytes]", work: Path, name: str, log: Callable[[str], None]
-) -> dict[str, Any]:
+) -> ResolveOutcome:
     output = wait_for_child(
         child, TIMEOUT_SECONDS, lambda seconds: log(f"still loading the tokenizer {name} after {seconds:.0f} s")
     )
@@ -369,8 +372,7 @@ def _wait_for_outcome(
         raise RequestError(
             f"the process that loads the tokenizer {name} {exit_description}; check the tokenizer's files"
         )
-    outcome: dict[str, Any] = json.loads((work / "outcome.json").read_bytes())
-    if "error" in outcome:
-        raise RequestError(outcome["error"])
-    fields: dict[str, Any] = outcome["settled"]
-    return fields
+    outcome = convert_json(json.loads((work / "outcome.json").read_bytes()), ResolveOutcome)
+    if outcome.error:
+        raise RequestError(outcome.error)
+    return outcome

@@ -7,7 +7,7 @@
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -364,7 +364,7 @@ def _check_paths(settings: Settings) -> None:
 
 def _check_ranges(settings: Settings) -> None:
     """Raise RequestError for a number that is negative, not finite, or 0 where 0 is not allowed."""
-    sections: dict[str, Any] = {
+    sections: dict[str, msgspec.Struct] = {
         "training": settings.training,
         "parallelism": settings.parallelism,
         "model": settings.model,

@@ -98,7 +98,7 @@ def content_id(value: Any) -> str:
     return digest.hexdigest()[:32]
 
 
-def _canonical_pieces(value: dict[str, Any]) -> Iterator[bytes]:
+def _canonical_pieces(value: dict[str, object]) -> Iterator[bytes]:
     separator = b"{"
     for name, part in sorted(value.items()):
         yield separator + canonical_json(name) + b":"
@@ -122,7 +122,7 @@ def readable_json(value: Any) -> bytes:
     return bytes(text)
 
 
-def readable_pieces(value: dict[str, Any]) -> Iterator[bytes]:
+def readable_pieces(value: dict[str, object]) -> Iterator[bytes]:
     """Encode an object that has `PackedList` values, with the same bytes as `readable_json`."""
     separator = b"{"
     for name, part in value.items():

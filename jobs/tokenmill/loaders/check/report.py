@@ -1,9 +1,16 @@
-"""The report of `tokenmill check-data` as lines of text and as one JSON object."""
+"""The report of `tokenmill check-data` as lines of text and as one JSON event."""
 
 import msgspec
 
 from tokenmill.core.printing import PrintedTable, align
 from tokenmill.loaders.check.rows import CheckReport
+
+
+class CheckEvent(CheckReport, frozen=True, kw_only=True, tag_field="event", tag="check-data"):
+    """A report, its number of differences, and its last line."""
+
+    differences: int
+    verdict: str
 
 
 def render_text(report: CheckReport) -> list[str]:
@@ -26,12 +33,7 @@ def describe_verdict(report: CheckReport) -> str:
     return f"{problems}{rest}"
 
 
-def render_json(report: CheckReport) -> str:
-    """Return a report as one JSON object."""
-    event = {
-        "event": "check-data",
-        **msgspec.to_builtins(report),
-        "differences": report.bad,
-        "verdict": ("SYNTHETIC: " if report.synthetic else "") + describe_verdict(report),
-    }
-    return msgspec.json.encode(event).decode()
+def make_event(report: CheckReport) -> CheckEvent:
+    """Return the form of a report for --json."""
+    verdict = ("SYNTHETIC: " if report.synthetic else "") + describe_verdict(report)
+    return CheckEvent(**msgspec.structs.asdict(report), differences=report.bad, verdict=verdict)

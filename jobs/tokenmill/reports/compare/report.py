@@ -11,11 +11,12 @@ Definitions, which docs/compare.md repeats:
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
 
+from tokenmill.core.json_lines import JsonEvent
 from tokenmill.errors import RequestError
 from tokenmill.reports.compare.columns import Floats
 from tokenmill.reports.compare.run import ComparedRun, RunInput, read_run
@@ -100,7 +101,7 @@ class SettingDifference(msgspec.Struct, frozen=True):
     values: list[str | None]
 
 
-class ComparisonReport(msgspec.Struct, frozen=True):
+class ComparisonReport(JsonEvent, frozen=True, tag="result"):
     """The comparison of several runs with the first, the baseline."""
 
     headline: str
@@ -114,6 +115,8 @@ class ComparisonReport(msgspec.Struct, frozen=True):
     settings: list[SettingDifference]
     other_settings: int
     """Settings that only some of the runs have."""
+    html: str | None = None
+    """The HTML file with the report."""
 
 
 def compare_runs(
@@ -132,23 +135,6 @@ def compare_runs(
         raise RequestError(f"{len(inputs)} runs: specify between 1 and {MAX_RUNS}")
     runs = [read_run(request, seq_length) for request in inputs]
     return build_report(runs), runs
-
-
-def to_builtins(report: ComparisonReport) -> dict[str, Any]:
-    """Return the report for JSON: names of files that are not UTF-8 have a question mark for each odd byte."""
-    content: dict[str, Any] = replace_surrogates(msgspec.to_builtins(report))
-    return content
-
-
-def replace_surrogates(value: Any) -> Any:
-    """Return JSON whose strings have a question mark for each byte of a file's name that is not UTF-8."""
-    if isinstance(value, str):
-        return value.encode(errors="replace").decode()
-    if isinstance(value, list):
-        return [replace_surrogates(item) for item in value]
-    if isinstance(value, dict):
-        return {replace_surrogates(name): replace_surrogates(item) for name, item in value.items()}
-    return value
 
 
 def build_report(runs: Sequence[ComparedRun]) -> ComparisonReport:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from tokenmill.core.typed_json import JsonObject
 from tokenmill.stages.chat.rows import Conversation, Message
 
 TOOLS = -1
@@ -147,7 +148,7 @@ class _Copy:
         tools = conversation.tools
         self.tools = tools and [self._copy_tool(tool) for tool in tools]
 
-    def _copy_message(self, number: int, message: dict[str, Any]) -> dict[str, Any]:
+    def _copy_message(self, number: int, message: JsonObject) -> JsonObject:
         role, content = message["role"], message["content"]
         copy = dict(message)
         if reasoning := message.get("reasoning_content"):
@@ -174,7 +175,7 @@ class _Copy:
             position = match.end()
         return "".join([*pieces, self._add(number, CONTENT, content[position:])])
 
-    def _copy_call(self, number: int, call: dict[str, Any]) -> dict[str, Any]:
+    def _copy_call(self, number: int, call: JsonObject) -> JsonObject:
         function = call["function"]
         name = self._add(number, CALLS, function["name"], exact=False, name=True)
         arguments = function["arguments"]
@@ -198,7 +199,7 @@ class _Copy:
             self.parts[-1].values.append(tuple(dict.fromkeys((json.dumps(value), str(value)))))
         return value
 
-    def _copy_tool(self, tool: dict[str, Any]) -> dict[str, Any]:
+    def _copy_tool(self, tool: JsonObject) -> JsonObject:
         function = dict(tool["function"])
         function["name"] = self._add(TOOLS, TOOL, function["name"], exact=False, name=True)
         if isinstance(function.get("description"), str):

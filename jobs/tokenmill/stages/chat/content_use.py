@@ -19,6 +19,7 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 from markupsafe import Markup
 
+from tokenmill.core.typed_json import JsonObject
 from tokenmill.stages.chat.sandbox import TemplateEnvironment, raise_exception
 from tokenmill.stages.chat.template import ChatTemplate, Program
 
@@ -347,7 +348,7 @@ class TracedTemplate(ChatTemplate):
 
     def render(
         self,
-        messages: list[dict[str, Any]],
+        messages: list[JsonObject],
         tools: list[Any] | None = None,
         *,
         add_generation_prompt: bool = False,

@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tokenmill.core.typed_json import JsonObject
 from tokenmill.engine.record import UNREAD_PREFIX
 from tokenmill.errors import TemplateLimit
 from tokenmill.stages.chat import limits
@@ -160,7 +161,7 @@ class ChatEncoder:
 
     def encode(
         self,
-        rows: Sequence[dict[str, Any]],
+        rows: Sequence[JsonObject],
         *,
         columnar: bool = False,
         begin: Callable[[int | None], None] = lambda number: None,
@@ -219,7 +220,7 @@ class ChatEncoder:
                 lost = sum(sequence.answers for sequence in fitting) - sum(sequence.answers for sequence in trained)
                 block.add({"dropped_answers": lost})
 
-    def chunk_texts(self, row: dict[str, Any], *, columnar: bool = False) -> list[str]:
+    def chunk_texts(self, row: JsonObject, *, columnar: bool = False) -> list[str]:
         """Return the texts that the encoder gets for a row, for the parity gate (BadRow)."""
         source = read_row(row, self._settings.rows, columnar=columnar)
         self._count_special_tokens(source)

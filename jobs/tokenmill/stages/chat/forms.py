@@ -11,8 +11,9 @@ sets of contents, and the rule checks one row in SAMPLE_STEP.
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from tokenmill.core.typed_json import JsonObject
 from tokenmill.errors import RequestError
 from tokenmill.stages.chat.completeness import THINK_END
 from tokenmill.stages.chat.rows import BadRow, Conversation
@@ -222,7 +223,7 @@ def _compare_starts(text: Pieces, start: Pieces) -> set[tuple[int, str]]:
 
 
 def _fill(key: Key, contents: Sequence[str]) -> Conversation:
-    messages: list[dict[str, Any]] = [
+    messages: list[JsonObject] = [
         {"role": role, "content": content} for (role, _), content in zip(key, contents, strict=True)
     ]
     return Conversation(messages=messages, tools=None, variables={}, train=[flag for _, flag in key])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenmill.core.files.user_path import local_path
+from tokenmill.core.typed_json import JsonObject
 from tokenmill.errors import RequestError, TemplateLimit
 from tokenmill.stages.chat.encode import ChatEncoder, ChatEncoding, Rendering
 from tokenmill.stages.chat.options import ChatOptions
@@ -47,7 +48,7 @@ class Row(NamedTuple):
     """One of the first rows of the input, with its file and its line there."""
 
     place: str
-    value: dict[str, Any]
+    value: JsonObject
     columnar: bool
 
 
@@ -99,7 +100,7 @@ def resolve_rendering(options: ChatOptions, tokenizer: Tokenizer, rows: Sequence
     return rendering
 
 
-def _writes_blank(backend: dict[str, Any]) -> bool:
+def _writes_blank(backend: JsonObject) -> bool:
     """Return whether the tokenizer writes a blank in front of every text, from its backend JSON."""
     parts = [backend.get("normalizer"), backend.get("pre_tokenizer")]
     while parts:
@@ -141,7 +142,7 @@ def _have_tools(options: ChatOptions, rows: Sequence[Row]) -> bool:
 
 
 def _read_special_tokens(
-    tokenizer: Tokenizer, backend: dict[str, Any]
+    tokenizer: Tokenizer, backend: JsonObject
 ) -> tuple[dict[str, str], dict[str, int], dict[str, int]]:
     """Return the special tokens by the names that templates use, and the ids of the added tokens.
 
@@ -173,7 +174,7 @@ def _read_special_tokens(
     return variables, tokens, ordinary
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> JsonObject:
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -282,9 +283,9 @@ def _probe_with_rows(
     raise first
 
 
-def _find_variables(options: ChatOptions, rows: Sequence[Row]) -> list[dict[str, Any]]:
+def _find_variables(options: ChatOptions, rows: Sequence[Row]) -> list[JsonObject]:
     """Return the different `chat_template_kwargs` of the rows."""
-    variables: list[dict[str, Any]] = []
+    variables: list[JsonObject] = []
     settings = options.encoding(Rendering(source=None)).rows
     for row in rows:
         try:
@@ -359,15 +360,15 @@ def _ids(tokens: dict[str, int], names: Iterable[str]) -> tuple[int, ...]:
 
 
 def _render_probe(
-    template: ChatTemplate, name: str, answer: dict[str, Any], tools: list[Any] | None
-) -> tuple[list[dict[str, Any]], str, str, bool]:
+    template: ChatTemplate, name: str, answer: JsonObject, tools: list[Any] | None
+) -> tuple[list[JsonObject], str, str, bool]:
     """Return a question, with a system message if the template requires one, and its texts without and with answer.
 
     The last value is whether the template reads only contents that are lists of parts.
     """
     question, system = {"role": "user", "content": _QUESTION}, {"role": "system", "content": "System of the probe"}
     first: RenderError | None = None
-    plain: tuple[list[dict[str, Any]], str, str, bool] | None = None
+    plain: tuple[list[JsonObject], str, str, bool] | None = None
     for lists in (False, True):
         form = MessageForm(content_lists=lists)
         for messages in ([question], [system, question]):
@@ -393,7 +394,7 @@ def _find_next_stops(
     template: ChatTemplate,
     name: str,
     form: MessageForm,
-    messages: list[dict[str, Any]],
+    messages: list[JsonObject],
     after: str,
     tokens: dict[str, int],
     options: ChatOptions,
@@ -408,7 +409,7 @@ def _find_next_stops(
             "chat template begins the next message"
         )
 
-    def find(earlier: list[dict[str, Any]], text: str, following: dict[str, Any], tools: list[Any] | None) -> str:
+    def find(earlier: list[JsonObject], text: str, following: JsonObject, tools: list[Any] | None) -> str:
         try:
             whole = template.render(form.write([*earlier, following]), tools)
         except RenderError:
@@ -440,7 +441,7 @@ def _find_next_stops(
 
 
 def _find_prompts(
-    template: ChatTemplate, messages: list[dict[str, Any]], before: str, after: str, tools: list[Any] | None
+    template: ChatTemplate, messages: list[JsonObject], before: str, after: str, tools: list[Any] | None
 ) -> tuple[tuple[str, ...], bool]:
     """Return the generation prompts for each setting of the thinking variables, longest first.
 
@@ -464,13 +465,13 @@ def _find_prompts(
     return tuple(sorted(prompts, key=lambda prompt: (-len(prompt), prompt))), begins
 
 
-def _make_call(content: str | None, arguments: dict[str, Any]) -> dict[str, Any]:
+def _make_call(content: str | None, arguments: JsonObject) -> JsonObject:
     """Return an answer with a tool call."""
     call = {"id": "call00001", "type": "function", "function": {"name": "probe_tool", "arguments": arguments}}
     return {"role": "assistant", "content": content, "tool_calls": [call]}
 
 
-def _find_form(template: ChatTemplate, form: MessageForm, question: list[dict[str, Any]]) -> MessageForm:
+def _find_form(template: ChatTemplate, form: MessageForm, question: list[JsonObject]) -> MessageForm:
     """Return the form in which the template renders a tool call."""
 
     def render(own: MessageForm, content: str | None) -> str:

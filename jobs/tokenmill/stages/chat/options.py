@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from datetime import date as calendar_date
-from typing import Annotated, Any
+from typing import Annotated
 
 from tokenmill.engine.options import InvalidOption, Option
 from tokenmill.stages.chat.encode import ChatEncoding, Rendering
@@ -180,7 +180,7 @@ class ChatOptions(EncodingOptions):
             pairs[name] = role
         return pairs
 
-    def row_choices(self) -> dict[str, Any]:
+    def row_choices(self) -> dict[str, object]:
         """Return the options that determine bytes, for the plan."""
         own = [name for name in ChatOptions.__annotations__ if name not in ("role_map", "rendering", "stop_tokens")]
         stops = {"stop_tokens": self.stop_tokens} if self.stop_tokens else {}  # a plan without it stays the same
@@ -188,37 +188,28 @@ class ChatOptions(EncodingOptions):
 
     def encoding(self, rendering: Rendering) -> ChatEncoding:
         """Return the settings of the encoder processes for a resolved template."""
-        return make_encoding(self.row_choices(), rendering, use_forms=self.rendering == "auto")
-
-
-def make_encoding(choices: dict[str, Any], rendering: Rendering, *, use_forms: bool) -> ChatEncoding:
-    """Return the settings of the encoder processes for the choices of a plan."""
-    words = re.findall(r"\w+", rendering.source or "")
-    return ChatEncoding(
-        rendering=rendering,
-        rows=RowSettings(
-            messages_key=choices["messages"],
-            tools_key=choices["tools"],
-            role_map=choices["roles"],
-            empty_answer=choices["empty_answer"],
-            keep_arguments=choices["tool_arguments"] == "keep",
-            template_words=frozenset(words),
-        ),
-        train=TrainSettings(
-            choices["train"],
-            choices["train_reasoning"],
-            choices["train_tool_calls"],
-            allow_unrendered=choices["unrendered"] == "allow",
-        ),
-        train_end=choices["train_end"],
-        lengths=LengthSettings(max_length=choices["max_length"], over_long=choices["over_long"]),
-        completion=AnswerFormat(
-            choices["prompt_template"],
-            choices["separator"],
-            choices["strip"],
-            choices["append_eos"],
-            choices["unrendered"] == "allow",
-        ),
-        use_forms=use_forms,
-        reject_special=choices["special_in_text"] == "reject",
-    )
+        words = re.findall(r"\w+", rendering.source or "")
+        return ChatEncoding(
+            rendering=rendering,
+            rows=RowSettings(
+                messages_key=self.messages,
+                tools_key=self.tools,
+                role_map=self.roles,
+                empty_answer=self.empty_answer,
+                keep_arguments=self.tool_arguments == "keep",
+                template_words=frozenset(words),
+            ),
+            train=TrainSettings(
+                self.train,
+                self.train_reasoning,
+                self.train_tool_calls,
+                allow_unrendered=self.unrendered == "allow",
+            ),
+            train_end=self.train_end,
+            lengths=LengthSettings(max_length=self.max_length, over_long=self.over_long),
+            completion=AnswerFormat(
+                self.prompt_template, self.separator, self.strip, self.append_eos, self.unrendered == "allow"
+            ),
+            use_forms=self.rendering == "auto",
+            reject_special=self.special_in_text == "reject",
+        )

@@ -20,10 +20,11 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
+from tokenmill.core.typed_json import JsonObject
 from tokenmill.stages.chat import preference
 from tokenmill.tokenize.records_encoding import shorten_key
 
-Message = dict[str, Any]
+Message = JsonObject
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """The roles that templates know."""
@@ -154,7 +155,7 @@ class Conversation:
 
     messages: list[Message]
     tools: list[Any] | None
-    variables: dict[str, Any]
+    variables: JsonObject
     train: list[bool | None]
     unread: Sequence[str] = field(default=(), compare=False)
 
@@ -174,7 +175,7 @@ def write_arguments(message: Message) -> Message:
     return {**message, "tool_calls": [_with_string_arguments(call) for call in message["tool_calls"]]}
 
 
-def _with_string_arguments(call: dict[str, Any]) -> dict[str, Any]:
+def _with_string_arguments(call: JsonObject) -> JsonObject:
     function = call["function"]
     arguments = function["arguments"]
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
@@ -520,7 +521,7 @@ def _read_train(message: dict[Any, Any], number: int) -> bool | None:
     return bool(weight)
 
 
-def _read_calls(calls: object, number: int, columnar: bool, keep: bool) -> list[dict[str, Any]]:
+def _read_calls(calls: object, number: int, columnar: bool, keep: bool) -> list[JsonObject]:
     """Return tool calls as {id?, type, function: {name, arguments}} with arguments as an object."""
     if isinstance(calls, str):
         calls, columnar = _parse_json(calls, "bad_tool_calls", f"message {number}: the JSON of its tool calls"), False
@@ -535,7 +536,7 @@ def _read_calls(calls: object, number: int, columnar: bool, keep: bool) -> list[
     ]
 
 
-def _read_call(call: object, place: str, columnar: bool, keep: bool) -> dict[str, Any]:
+def _read_call(call: object, place: str, columnar: bool, keep: bool) -> JsonObject:
     if isinstance(call, str):
         call, columnar = _parse_json(call, "bad_tool_calls", f"{place}: its JSON"), False
     function = call.get("function") if isinstance(call, dict) else None
@@ -549,7 +550,7 @@ def _read_call(call: object, place: str, columnar: bool, keep: bool) -> dict[str
         raise BadRow("bad_tool_calls", f"{place}: the name of the function is {_shorten(name)}; it must be a string")
     _check_text(name, f"{place}: its name")
     text, arguments = _find_arguments(levels, place, columnar)
-    ready: dict[str, Any] = {}
+    ready: JsonObject = {}
     identifier = call.get("id")
     if identifier is not None:
         if not isinstance(identifier, (str, int)):
@@ -560,7 +561,7 @@ def _read_call(call: object, place: str, columnar: bool, keep: bool) -> dict[str
     return ready
 
 
-def _find_arguments(levels: list[dict[Any, Any]], place: str, columnar: bool) -> tuple[object, dict[str, Any]]:
+def _find_arguments(levels: list[dict[Any, Any]], place: str, columnar: bool) -> tuple[object, JsonObject]:
     """Return the arguments of a call as the row has them and as an object; `levels` are the objects of the call."""
     values = [(key, level[key]) for level in levels for key in _ARGUMENTS if level.get(key) is not None]
     if not values:
@@ -607,12 +608,12 @@ def _read_tools(row: dict[Any, Any], settings: RowSettings, columnar: bool) -> t
     return read or None, key
 
 
-def _read_tool(tool: object, place: str, columnar: bool) -> dict[str, Any]:
+def _read_tool(tool: object, place: str, columnar: bool) -> JsonObject:
     if isinstance(tool, str):
         tool, columnar = _parse_json(tool, "bad_tools", f"{place}: its JSON"), False
     if not isinstance(tool, dict):
         raise BadRow("bad_tools", f"{place} is {_describe(tool)}; it must be an object")
-    ready: dict[str, Any] = _copy(tool, columnar, place, "bad_tools")
+    ready: JsonObject = _copy(tool, columnar, place, "bad_tools")
     if not isinstance(ready.get("function"), dict):  # without the level "function", as in OpenAI's newer API
         ready = {"type": "function", "function": {key: value for key, value in ready.items() if key != "type"}}
     function = ready["function"]
@@ -638,7 +639,7 @@ def _read_system(row: dict[Any, Any]) -> tuple[str | None, str]:
     return (str(systems[0][1]), systems[0][0]) if systems else (None, _SYSTEM_KEYS[0])
 
 
-def _read_variables(row: dict[Any, Any], columnar: bool) -> dict[str, Any]:
+def _read_variables(row: dict[Any, Any], columnar: bool) -> JsonObject:
     variables = row.get("chat_template_kwargs")
     if isinstance(variables, str):
         variables = _parse_json(variables, "bad_variables", "the JSON of 'chat_template_kwargs'") if variables else None
@@ -646,7 +647,7 @@ def _read_variables(row: dict[Any, Any], columnar: bool) -> dict[str, Any]:
         return {}
     if not isinstance(variables, dict):
         raise BadRow("bad_variables", f"'chat_template_kwargs' is {_describe(variables)}; it must be an object")
-    ready: dict[str, Any] = {}
+    ready: JsonObject = {}
     for name, value in variables.items():
         if not isinstance(name, str) or not name.isidentifier() or name.startswith("_") or name in _RESERVED:
             raise BadRow(

@@ -10,7 +10,7 @@ documents; its uint8 values are 1 where the token at the same position is traine
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from tokenmill.core.files.hashing import sha256_of
 from tokenmill.datasets import formats
@@ -22,7 +22,7 @@ from tokenmill.records.readers import first_rows, get_record_unit
 from tokenmill.records.unexpected_content import UnexpectedContent
 from tokenmill.stages.chat.encode import ChatEncoding, Rendering
 from tokenmill.stages.chat.gate import Row, Tokenizer
-from tokenmill.stages.chat.options import ChatOptions, make_encoding
+from tokenmill.stages.chat.options import ChatOptions
 from tokenmill.stages.chat.template import BUILTIN
 from tokenmill.stages.chat.trial import try_template
 from tokenmill.stages.pairs import FindTokenizer, PairStage
@@ -61,11 +61,11 @@ class Chat(PairStage):
                 "or use tokenmill preprocess for texts"
             )
 
-    def request_fields(self) -> dict[str, Any]:
+    def request_fields(self) -> dict[str, object]:
         """Return the options that determine bytes."""
         return {"eod_token": self.options.eod_token, "chat": self._choices()}
 
-    def _choices(self) -> dict[str, Any]:
+    def _choices(self) -> dict[str, object]:
         """Return the choices for the plan; a template's file is identified by its content, not by its path."""
         choices, name = self.options.row_choices(), self.options.chat_template
         if name not in ("tokenizer", *BUILTIN) and Path(name).is_file():
@@ -144,10 +144,9 @@ class Chat(PairStage):
             return []
 
     def make_records_encoding(self, plan: Plan) -> ChatEncoding:
-        """Return the encoding of a plan."""
+        """Return the encoding of a plan, whose choices are those of the options: both have the same request."""
         basis = ChatBasis.from_json(plan.basis)
-        rendering = _from_json(basis.template, basis.rendering)
-        return make_encoding(basis.choices, rendering, use_forms=self.options.rendering == "auto")
+        return self.options.encoding(_from_json(basis.template, basis.rendering))
 
 
 def limit_work(rows: list[Row]) -> Iterator[Row]:
@@ -162,15 +161,15 @@ def limit_work(rows: list[Row]) -> Iterator[Row]:
         yield rows[0]
 
 
-def _to_json(rendering: Rendering) -> dict[str, Any]:
+def _to_json(rendering: Rendering) -> dict[str, object]:
     """Return a rendering without its source as JSON."""
     from msgspec import to_builtins
 
-    fields: dict[str, Any] = to_builtins(rendering)
+    fields: dict[str, object] = to_builtins(rendering)
     return {name: value for name, value in fields.items() if name != "source" and (name, value) != ("tool_use", None)}
 
 
-def _from_json(source: str | None, fields: dict[str, Any]) -> Rendering:
+def _from_json(source: str | None, fields: dict[str, object]) -> Rendering:
     from tokenmill.core.typed_json import convert_json
 
     return convert_json({**fields, "source": source}, Rendering)

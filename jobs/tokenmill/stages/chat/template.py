@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from tokenmill.core.typed_json import JsonObject
 from tokenmill.errors import RequestError
 from tokenmill.stages.chat.limits import (
     GROWTH_PER_CHARACTER,
@@ -100,7 +101,7 @@ class ChatTemplate:
         self._aliases = analysis.aliases
 
     @property
-    def parameters(self) -> dict[str, Any]:
+    def parameters(self) -> JsonObject:
         """The keyword arguments of this template besides its name."""
         return {"variables": self._variables, "date": self._date}
 
@@ -110,7 +111,7 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: list[dict[str, Any]],
+        messages: list[JsonObject],
         tools: list[Any] | None = None,
         *,
         add_generation_prompt: bool = False,
@@ -122,7 +123,7 @@ class ChatTemplate:
         )
 
     def render_tagged(
-        self, messages: list[dict[str, Any]], tools: list[Any] | None = None, **variables: Any
+        self, messages: list[JsonObject], tools: list[Any] | None = None, **variables: Any
     ) -> tuple[str, list[tuple[int, int]]]:
         """Return the text, and the start and end characters of each `{% generation %}` block that is not empty."""
         variables.setdefault("add_generation_prompt", False)
@@ -136,7 +137,7 @@ class ChatTemplate:
             program = self._local.program = Program(self)
             return program
 
-    def _add_aliases(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _add_aliases(self, messages: list[JsonObject]) -> list[JsonObject]:
         if not self._aliases or not any("reasoning_content" in message for message in messages):
             return messages
         return [
@@ -188,7 +189,7 @@ class Program:
         clock = {} if template._date is None else {"strftime_now": _make_clock(template._date)}
         self._fixed = {**environment.globals, **clock, "documents": None, **template._variables}
 
-    def render(self, messages: list[dict[str, Any]], tools: list[Any] | None, variables: dict[str, Any]) -> str:
+    def render(self, messages: list[JsonObject], tools: list[Any] | None, variables: JsonObject) -> str:
         values = {**self._fixed, **variables, "messages": messages, "tools": tools}
         try:
             text = self._run(values)
@@ -206,7 +207,7 @@ class Program:
                 raise RenderError("it writes a lone surrogate, which is not a character") from None
         return text
 
-    def _run(self, values: dict[str, Any], growth: int = 0) -> str:
+    def _run(self, values: JsonObject, growth: int = 0) -> str:
         from jinja2.runtime import Context
 
         environment = self._environment
@@ -219,7 +220,7 @@ class Program:
         except Exception as error:
             raise self._explain(error) from error
 
-    def _run_again(self, values: dict[str, Any]) -> str:
+    def _run_again(self, values: JsonObject) -> str:
         """Render a conversation that may be large with more memory; raise TemplateLimit if this is too little, too."""
         try:
             return self._run(values, GROWTH_PER_CHARACTER * measure(values))
@@ -227,7 +228,7 @@ class Program:
             raise memory_error(self._name) from None
 
     def render_tagged(
-        self, messages: list[dict[str, Any]], tools: list[Any] | None, variables: dict[str, Any]
+        self, messages: list[JsonObject], tools: list[Any] | None, variables: JsonObject
     ) -> tuple[str, list[tuple[int, int]]]:
         environment = self._environment
         nonce = os.urandom(16).hex()

@@ -17,6 +17,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, NoReturn
 
+from tokenmill.core.typed_json import JsonObject
 from tokenmill.stages.chat.completeness import (
     CALLS,
     CONTENT,
@@ -332,7 +333,7 @@ class Turns:
                     return best
         return -1
 
-    def _thinking_variants(self, conversation: Conversation) -> list[dict[str, Any]]:
+    def _thinking_variants(self, conversation: Conversation) -> list[JsonObject]:
         own = conversation.variables
         names = [name for name in THINKING_VARIABLES if name in self.template.reads]
         return [own, *({**own, **dict.fromkeys(names, value)} for value in (True, False) if names)]
@@ -346,7 +347,7 @@ class Turns:
         if (self.settings.reasoning or not reasoned) and (self.settings.tool_calls or "tool_calls" not in message):
             return True
 
-        def render(other: dict[str, Any]) -> str | None:
+        def render(other: JsonObject) -> str | None:
             messages = [*conversation.messages[:number], other]
             try:
                 text = self._render(conversation, messages)

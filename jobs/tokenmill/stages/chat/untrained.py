@@ -8,12 +8,13 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from tokenmill.core.typed_json import JsonObject
 from tokenmill.stages.chat.completeness import THINK_END
 
 Span = tuple[int, int]
 """First character and the character after the last one."""
 
-Render = Callable[[dict[str, Any]], str | None]
+Render = Callable[[JsonObject], str | None]
 """A function that renders an answer with another message; None if the template cannot render it."""
 
 _OTHER = "\u2060"
@@ -36,7 +37,7 @@ def common_prefix(first: str, second: str) -> int:
 class AnswerParts:
     """The parts of one answer: the text `answer` of a message, which `render` can render with other content."""
 
-    def __init__(self, answer: str, message: dict[str, Any], render: Render, special_tokens: Iterable[str]) -> None:
+    def __init__(self, answer: str, message: JsonObject, render: Render, special_tokens: Iterable[str]) -> None:
         self._answer = answer
         self._message = message
         self._render = render
@@ -114,7 +115,7 @@ def _common_suffix(first: str, second: str) -> int:
     return common_prefix(first[::-1], second[::-1])
 
 
-def _change(call: dict[str, Any]) -> dict[str, Any]:
+def _change(call: JsonObject) -> JsonObject:
     """Return a call with another name and other arguments."""
     function = call["function"]
     arguments: Any = function["arguments"]

@@ -12,7 +12,6 @@ The weight of a shard is its number of rows. A split without rows is null, becau
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from tokenmill.core.files.codec import readable_json
 from tokenmill.datasets.contract import ResolvedTokenizer
@@ -24,9 +23,11 @@ from tokenmill.stages.pack.options import PackOptions
 METADATA_FILE, BLEND_FILE = "metadata.json", "blend.json"
 
 
-def describe_rows(assignment: Assignment, options: PackOptions, tokenizer: ResolvedTokenizer) -> list[dict[str, Any]]:
+def describe_rows(
+    assignment: Assignment, options: PackOptions, tokenizer: ResolvedTokenizer
+) -> list[dict[str, object]]:
     """Return the content of metadata.json."""
-    described = []
+    described: list[dict[str, object]] = []
     for group, totals in zip(assignment.groups, assignment.totals, strict=True):
         described.append(
             {
@@ -68,7 +69,7 @@ def describe_rows(assignment: Assignment, options: PackOptions, tokenizer: Resol
     return described
 
 
-def encode_metadata(metadata: Sequence[Mapping[str, Any]]) -> bytes:
+def encode_metadata(metadata: Sequence[Mapping[str, object]]) -> bytes:
     """Return the bytes of metadata.json."""
     return readable_json(list(metadata))
 

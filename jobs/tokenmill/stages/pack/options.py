@@ -5,7 +5,7 @@ The stage pack receives them. A command that packs what another stage made in th
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from tokenmill.engine.options import InvalidOption, Option
 from tokenmill.packs.contract import STORED, TRAINED
@@ -124,6 +124,6 @@ class PackOptions(RowOptions):
         str | None, Option("The key to pack from a preprocessed dataset with several keys.", chart="dataset.key")
     ] = None
 
-    def request(self) -> dict[str, Any]:
+    def request(self) -> dict[str, object]:
         """Return the parameters for the plan."""
         return dict(vars(self))

@@ -66,7 +66,7 @@ class OpenedInput(NamedTuple):
         """All datasets, by number."""
         return [source for sources in self.sources.values() for source in sources]
 
-    def request(self) -> dict[str, Any]:
+    def request(self) -> dict[str, object]:
         """Return the description of the input for the plan."""
         if list(self.blend.lists) == [ALL] and len(self.all) == 1:
             return self.upstream.to_json()
@@ -210,7 +210,7 @@ class Pack(Stage):
             )
         return token_id
 
-    def _make_plan(self, opened: OpenedInput, request: dict[str, Any], assignment: Assignment, pad: int) -> Plan:
+    def _make_plan(self, opened: OpenedInput, request: dict[str, object], assignment: Assignment, pad: int) -> Plan:
         options, tokenizer = self.options, opened.all[0].tokenizer
         basis = PackBasis(
             inputs=assignment.inputs_hash([pair.identity for source in opened.all for pair in source.packed_pairs]),

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from tokenmill.engine.planning import Request
 from tokenmill.engine.record import REJECTED, Counts, Plan, Unit
@@ -91,7 +91,7 @@ class TransformRecords(SourceStage):
         self._refuse_own_output()
         options, loaded = self.options, self._load()
         input_fields, list_inputs, dataset = self.find_input(run, pinned)
-        request: dict[str, Any] = {
+        request: dict[str, object] = {
             **input_fields,
             "transform": str(loaded.call),
             **({"transform_code": loaded.code} if loaded.code else {}),

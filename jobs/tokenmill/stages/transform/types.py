@@ -1,9 +1,11 @@
 """The types of transforms: functions of records, and the shapes of the records that the built-in ones write."""
 
 from collections.abc import Callable
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
-Record = dict[str, Any]
+from tokenmill.core.typed_json import JsonObject
+
+Record = JsonObject
 Transform = Callable[[Record], Record | None]
 """A function from a record to a record; None drops the record, and an exception rejects it."""
 
@@ -47,7 +49,7 @@ class NemotronRLRecord(TypedDict):
     """A record that the transform `nemotron_rl` writes."""
 
     messages: list[Message]
-    tools: NotRequired[list[dict[str, Any]]]
+    tools: NotRequired[list[JsonObject]]
 
 
 class RankedCompletion(TypedDict):

@@ -304,13 +304,13 @@ class _VerifiedEncoder:
                 ids[offsets[i] : offsets[i + 1]],
             )
             if not np.array_equal(expected, actual):
-                details = describe_difference(
+                difference = describe_difference(
                     texts[i], expected, actual, Path(self._task.backend), self._task.special_tokens
                 )
                 raise RequestError(
-                    f"the encoder {self._task.encoder} differs from Hugging Face on {details['text']} (expected "
-                    f"{details['expected']}, got {details['got']}); the ids of this file are discarded: run the same "
-                    "command again with --encoder hf, and report the text"
+                    f"the encoder {self._task.encoder} differs from Hugging Face on {difference.text} (expected "
+                    f"{list(difference.expected)}, got {list(difference.got)}); the ids of this file are discarded: "
+                    "run the same command again with --encoder hf, and report the text"
                 )
 
 

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +97,14 @@ def build_index(
                 return f"the sample index exists: {cache}"
             started = time.monotonic()
             output = staging / "made"
-            order = {
-                "words": arguments,
-                "cache": str(output),
-                "script": settings.trainer.script,
-                "threads": threads or len(os.sched_getaffinity(0)),
-                "outcome": str(staging / "outcome.json"),
-            }
-            (staging / "order.json").write_text(json.dumps(order))
+            order = index_child.IndexOrder(
+                words=arguments,
+                cache=str(output),
+                script=settings.trainer.script,
+                threads=threads or len(os.sched_getaffinity(0)),
+                outcome=str(staging / "outcome.json"),
+            )
+            (staging / "order.json").write_text(json.dumps(asdict(order)))
             outcome = _run_child([*python, "-P", index_child.__file__, str(staging / "order.json")], staging)
             files = sorted(output.iterdir(), key=lambda path: (path.suffix == ".txt", path.name))
             sizes = {path.name: path.stat().st_size for path in files}

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ def parse_data_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(name)
     parser.add_argument("--tokenizer-metadata", dest="metadata_path")
     parser.add_argument("--tokenizer-special-tokens", dest="special_tokens", nargs="+")
-    defaults: dict[str, Any] = {"--seed": 1234, "--eval-iters": 100, "--eval-interval": 1000}
+    defaults: dict[str, int | None] = {"--seed": 1234, "--eval-iters": 100, "--eval-interval": 1000}
     for name in ("--seq-length", "--train-iters", "--global-batch-size", "--eval-global-batch-size"):
         defaults[name] = None
     defaults["--start-eval-at-iter"] = None
@@ -52,9 +53,20 @@ def count_samples(args: argparse.Namespace) -> tuple[int, int, int]:
     return args.train_iters * batch, evaluations * samples_per_evaluation, samples_per_evaluation
 
 
-def _build(order: dict[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class IndexOrder:
+    """The content of the order file: Megatron-LM's arguments, the directory to write to, and the outcome file."""
+
+    words: list[str]
+    cache: str
+    script: str
+    threads: int
+    outcome: str
+
+
+def _build(order: IndexOrder) -> dict[str, object]:
     """Build the index for which Megatron-LM searches at a start, and return the numbers of samples or an error."""
-    script_directory = Path(order["script"]).parent
+    script_directory = Path(order.script).parent
     if (script_directory / "megatron").is_dir():
         sys.path.insert(0, str(script_directory))  # as Python does when torchrun starts the script
     try:
@@ -81,7 +93,7 @@ def _build(order: dict[str, Any]) -> dict[str, Any]:
     # megatron-core 0.16 needs its rank before it saves the index of a blend.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    args = parse_data_arguments(order["words"])
+    args = parse_data_arguments(order.words)
     blend = blend_per_split = None
     if args.per_split_data_args_path:
         lists = json.loads(Path(args.per_split_data_args_path).read_text())
@@ -96,8 +108,8 @@ def _build(order: dict[str, Any]) -> dict[str, Any]:
         blend=blend,
         blend_per_split=blend_per_split,
         split=args.split,
-        num_dataset_builder_threads=order["threads"],
-        path_to_cache=order["cache"],
+        num_dataset_builder_threads=order.threads,
+        path_to_cache=order.cache,
         tokenizer=_tokenizer(args),
         reset_position_ids=args.reset_position_ids,
         reset_attention_mask=args.reset_attention_mask,
@@ -135,8 +147,8 @@ def _tokenizer(args: argparse.Namespace) -> Any:
 
 def main() -> None:
     """Build the index of the order file that the command line names, and write the outcome file."""
-    order = json.loads(Path(sys.argv[1]).read_bytes())
-    Path(order["outcome"]).write_text(json.dumps(_build(order)))
+    order = IndexOrder(**json.loads(Path(sys.argv[1]).read_bytes()))
+    Path(order.outcome).write_text(json.dumps(_build(order)))
 
 
 if __name__ == "__main__":

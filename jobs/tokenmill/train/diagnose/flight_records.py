@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from tokenmill.core.files.pickles import DamagedPickle, RefusedPickle, load_pickle
+from tokenmill.core.typed_json import JsonObject
 from tokenmill.train.diagnose.names import MAX_RANK
 from tokenmill.train.diagnose.stacks import StackFrame
 
@@ -128,7 +129,7 @@ def _read_groups(config: Any) -> dict[str, tuple[int, ...]]:
     return groups
 
 
-def _read_entry(entry: dict[str, Any], status: dict[str, Any]) -> FlightEntry:
+def _read_entry(entry: JsonObject, status: JsonObject) -> FlightEntry:
     group = entry.get("process_group")
     name, description = group[:2] if isinstance(group, list | tuple) and len(group) >= 2 else ("", "")
     is_p2p = entry.get("is_p2p") is True

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import msgspec
 
+from tokenmill.core.json_lines import JsonEvent
 from tokenmill.train.diagnose.evidence import HangEvidence
 from tokenmill.train.diagnose.operations import UnfinishedOperation, find_unfinished
 from tokenmill.train.diagnose.stacks import StackFrame, first_own_frame
@@ -47,7 +48,7 @@ class StackGroup(msgspec.Struct):
     activity: str
 
 
-class HangReport(msgspec.Struct):
+class HangReport(JsonEvent, frozen=True, tag="result"):
     """The result of `tokenmill train diagnose`."""
 
     directory: str

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from tokenmill.datasets.formats.base import Destination, Format, Problem, State, Writer
 from tokenmill.engine.contract import EmptyPair
 
@@ -42,7 +44,8 @@ class _PairWriter:
 
     def save_state(self) -> State:
         self._bin.sync()
-        return self._writer.save_state(self._bin.hashed()).to_json()
+        state: State = msgspec.to_builtins(self._writer.save_state(self._bin.hashed()))
+        return state
 
     def finish(self, parts: "list[Part]") -> None:
         """Write the index; record a pair without tokens as empty, because Megatron-LM cannot map it."""
