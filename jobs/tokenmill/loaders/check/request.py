@@ -20,7 +20,7 @@ from tokenmill.samples.samples import Samples
 
 @dataclass(frozen=True, kw_only=True)
 class CheckRequest(CheckOptions):
-    """What is checked.
+    """The source of a check and the options of the command.
 
     Attributes:
         path: the source, as of `tokenmill.data.open`.
