@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from support.chat import load_builtin
 from support.limited_renders import render_limited
 from tokenmill.errors import RequestError
 from tokenmill.stages.chat.rows import Conversation, RowSettings, read_row
-from tokenmill.stages.chat.template import BUILTIN, ChatTemplate, RenderError, builtin_source, load_builtin
+from tokenmill.stages.chat.template import BUILTIN, ChatTemplate, RenderError, builtin_source
 
 DATA = json.loads((Path(__file__).parents[1] / "conformance" / "sft" / "chat_masks.json").read_text())
 NANO3 = DATA["combos"]["nano3-qwen3"]["cases"]
