@@ -15,13 +15,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.core.machine import describe_memory, ignore_stop_signals
 from tokenmill.core.redaction import SECRET_NAME
+from tokenmill.engine.contract import Record
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.tokenize import engines
 from tokenmill.tokenize.encoders import format_guard, load_encoder, optimize_backend
@@ -63,8 +63,7 @@ REFUSAL_PREFIX = "cannot be used"
 """Prefix of the rejection reason for an encoder that refuses a tokenizer."""
 
 
-@dataclass(frozen=True)
-class Rejection:
+class Rejection(Record, frozen=True):
     """The reason why the gate rejected an encoder; the other fields are empty if the encoder returned no ids.
 
     `part` names the part of the gate's texts that contains the differing text.
@@ -84,15 +83,8 @@ class Rejection:
             message += f" on {self.text} ({self.part}; expected {list(self.expected)}, got {list(self.got)})"
         return message
 
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "Rejection":
-        """Return a rejection from JSON that this or another version of tokenmill wrote."""
-        ids = {name: tuple(value.get(name, ())) for name in ("expected", "got")}
-        return cls(**_known_fields(cls, value | ids))
 
-
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(Record, frozen=True):
     """The encoder that the gate accepted, and the number of texts it checked.
 
     `guard` is the argument of load_encoder that names the characters to leave to Hugging Face.
@@ -108,20 +100,6 @@ class Verdict:
     def is_repeatable(self) -> bool:
         """Return whether another run of the gate gives the same verdict: no encoder crashed, hung or was killed."""
         return all(rejection.text or rejection.reason.startswith(REFUSAL_PREFIX) for rejection in self.rejected)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON value that from_json reads."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "Verdict":
-        """Return a verdict from JSON that this or another version of tokenmill wrote."""
-        rejected = tuple(map(Rejection.from_json, value.get("rejected", ())))
-        return cls(**_known_fields(cls, value | {"rejected": rejected}))
-
-
-def _known_fields(kind: type[Verdict] | type[Rejection], value: dict[str, Any]) -> dict[str, Any]:
-    return {field.name: value[field.name] for field in fields(kind) if field.name in value}
 
 
 def fallback_warning(verdict: Verdict) -> str | None:
