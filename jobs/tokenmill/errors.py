@@ -24,6 +24,13 @@ VERIFY_HASHES_OPTION = "--verify-hashes (in a chart: --set verifyHashes=true)"
 """The text with which messages name the option that finds damaged files of the right size and makes them again."""
 
 
+def remake(command: str, *, same_size: bool = True) -> str:
+    """Return the remedy for damaged files that a command of tokenmill made; missing files have another size."""
+    if not same_size:
+        return f"run {command} again, which makes only these files again"
+    return f"run {command} again with {VERIFY_HASHES_OPTION}, which makes only the damaged files again"
+
+
 class TokenmillError(Exception):
     """Base class of the errors that print a message instead of a traceback; a retry may help."""
 

@@ -12,7 +12,7 @@ from tokenmill.errors import RequestError
 from tokenmill.stages.transform.call import parse_call
 from tokenmill.stages.transform.lines import encode_line
 from tokenmill.stages.transform.load import load_transform
-from tokenmill.stages.transform.shards import assign_files, count_shards, sample_shards, split_shards
+from tokenmill.stages.transform.shards import assign_files, count_shards, sample_shards
 
 DATA = Path(__file__).parent / "sft"
 TRANSFORMS = json.loads((DATA / "transforms.json").read_text())
@@ -97,12 +97,6 @@ def test_files_of_each_shard(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("arguments", "expected"), PLANS["sampled_shards"], ids=repr)
 def test_sample_of_shards(arguments: list[Any], expected: list[int]) -> None:
     assert sample_shards(*arguments) == expected
-
-
-@pytest.mark.parametrize(("arguments", "expected"), PLANS["split_shards"], ids=repr)
-def test_shards_of_each_split(arguments: list[Any], expected: dict[str, list[str]]) -> None:
-    paths, shards, valid, test = arguments
-    assert split_shards(paths, shards, valid_shards=valid, test_shards=test) == expected
 
 
 def test_an_unknown_name_is_refused() -> None:

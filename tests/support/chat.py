@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from support.corpus import TOKENIZER
+from tokenmill.stages.chat.template import ChatTemplate, builtin_source
 
 MARKS = ("<|im_start|>", "<|im_end|>")
 
@@ -47,3 +48,8 @@ def conversations(seed: int, rows: int, turns: int = 3) -> list[dict[str, Any]]:
 def lines(values: list[dict[str, Any]]) -> bytes:
     """Return rows as JSONL."""
     return b"".join(json.dumps(value).encode() + b"\n" for value in values)
+
+
+def load_builtin(name: str, variables: dict[str, object] | None = None) -> ChatTemplate:
+    """Return a built-in template."""
+    return ChatTemplate(builtin_source(name), name=f"the built-in template {name}", variables=variables or {})

@@ -145,38 +145,6 @@ def archive(value: Any, compression: int = zipfile.ZIP_STORED) -> bytes:
     return file.getvalue()
 
 
-class _Storage:
-    """Stands for a storage; its pickle is a persistent id."""
-
-
-def legacy() -> bytes:
-    """Return a file in the format of torch.save before torch 1.6: a dictionary of two tensors' storages."""
-
-    class Pickler(pickle._Pickler):  # type: ignore[name-defined]  # the pickler in C requires importable classes
-        def persistent_id(self, value: Any) -> Any:
-            return ("storage", FloatStorage, value.key, "cpu", 6, None) if isinstance(value, _Storage) else None
-
-        def save_global(self, value: Any, name: str | None = None) -> None:
-            self.write(b"ctorch\nFloatStorage\n")
-            self.memoize(value)
-
-        dispatch = pickle._Pickler.dispatch | {type: save_global}  # type: ignore[attr-defined]
-
-    class FloatStorage:
-        pass
-
-    first, second = _Storage(), _Storage()
-    first.key, second.key = "94", "95"  # type: ignore[attr-defined]
-    file = io.BytesIO()
-    for value in (0x1950A86A20F9469CFC6C, 1001, {"protocol_version": 1001, "little_endian": True}):
-        pickle.dump(value, file, 2)
-    Pickler(file, 2).dump({"a": first, "b": second, "iteration": 100})
-    pickle.dump(["94", "95"], file, 2)
-    for _ in range(2):
-        file.write((6).to_bytes(8, "little") + bytes(24))
-    return file.getvalue()
-
-
 CUT_OFF = 3
 """Steps of a save with two ranks that stops before metadata.json."""
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.chat import load_builtin
 from tokenmill.stages.chat.rows import ALIASES, BadRow, Conversation, PromptAnswer, RowSettings, read_row
-from tokenmill.stages.chat.template import load_builtin
 from tokenmill.stages.chat.turns import MessageForm
 
 DATA = json.loads((Path(__file__).parents[1] / "conformance" / "sft" / "chat_masks.json").read_text())

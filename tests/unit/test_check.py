@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import xxhash
 
+from tokenmill.core.files.hashing import hash_file
 from tokenmill.datasets.formats.indexed import check
 from tokenmill.datasets.formats.indexed.check import check_pair
 from tokenmill.datasets.formats.indexed.writer import IndexedWriter
+from tokenmill.engine.contract import FileEntry
 from tokenmill.tokenize.assemble import assemble
 
 EOD = 0
@@ -31,10 +32,10 @@ def write_pair(prefix: Path, lengths: list[int], eod: int | None = EOD, seed: in
     writer.discard()
 
 
-def receipt(prefix: Path) -> dict[str, Any]:
-    data = {key: Path(f"{prefix}.{key}").read_bytes() for key in ("bin", "idx")}
-    return {f"{key}_bytes": len(value) for key, value in data.items()} | {
-        f"{key}_xxh3": xxhash.xxh3_128(value).hexdigest() for key, value in data.items()
+def receipt(prefix: Path) -> dict[str, FileEntry]:
+    paths = {suffix: Path(f"{prefix}.{suffix}") for suffix in ("bin", "idx")}
+    return {
+        suffix: FileEntry(path.name, path.stat().st_size, hash_file(path), parts=[]) for suffix, path in paths.items()
     }
 
 
@@ -69,8 +70,8 @@ def _blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("eod", [EOD, None])
 def test_valid_pair_has_no_problems(tmp_path: Path, lengths: list[int], eod: int | None) -> None:
     write_pair(tmp_path / "p", lengths, eod)
-    expected = receipt(tmp_path / "p")
-    assert check_pair(tmp_path / "p", vocab_size=VOCABULARY, eod=eod, expected=expected) == []
+    files = receipt(tmp_path / "p")
+    assert check_pair(tmp_path / "p", vocab_size=VOCABULARY, eod=eod, files=files) == []
     assert check_pair(tmp_path / "p") == []
 
 
@@ -109,30 +110,28 @@ def test_wrong_field_of_the_index(pair: Path, offset: int, layout: str, value: i
 
 
 def test_flipped_byte_changes_the_hash(pair: Path) -> None:
-    expected = receipt(pair)
+    files = receipt(pair)
     data = Path(f"{pair}.bin").read_bytes()
     put(Path(f"{pair}.bin"), 2, "<B", data[2] ^ 1)
     assert find_problems(pair) == ""
-    assert find_problems(pair, expected=expected, full=False) == ""
-    assert "p.bin: its content changed after it was written" in find_problems(pair, expected=expected)
+    assert find_problems(pair, files=files, full=False) == ""
+    assert "p.bin: its content changed after it was written" in find_problems(pair, files=files)
 
 
 def test_truncated_bin(pair: Path) -> None:
-    expected = receipt(pair)
+    files = receipt(pair)
     for size in (39, 38, 0):
         with Path(f"{pair}.bin").open("r+b") as file:
             file.truncate(size)
         assert f"p.bin: it has {size} bytes, but p.idx requires 40" in find_problems(pair)
-        assert f"p.bin: it has {size} bytes, but its receipt has 40" in find_problems(
-            pair, expected=expected, full=False
-        )
+        assert f"p.bin: it has {size} bytes, but its receipt has 40" in find_problems(pair, files=files, full=False)
 
 
 def test_truncated_index(pair: Path) -> None:
-    expected = receipt(pair)
+    files = receipt(pair)
     Path(f"{pair}.idx").write_bytes(Path(f"{pair}.idx").read_bytes()[:-8])
     assert "bytes, but 5 sequences and 8 document indices need" in find_problems(pair)
-    assert "its receipt has" in find_problems(pair, expected=expected)
+    assert "its receipt has" in find_problems(pair, files=files)
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".idx"])
@@ -172,11 +171,11 @@ def test_documents_without_eod(pair: Path) -> None:
 @pytest.mark.parametrize("other", [[4, 0, 4, 1, 4, 0, 2], [1, 0, 2]])
 def test_index_of_another_bin(tmp_path: Path, pair: Path, other: list[int]) -> None:
     """The first index has the same sizes: only its content differs."""
-    expected = receipt(pair)
+    files = receipt(pair)
     write_pair(tmp_path / "q", other, seed=2)
     (tmp_path / "q.idx").rename(f"{pair}.idx")
     assert find_problems(pair) != ""
-    assert "p.idx" in find_problems(pair, eod=None, expected=expected)
+    assert "p.idx" in find_problems(pair, eod=None, files=files)
 
 
 @pytest.mark.parametrize("name", ["p.q.0", "p_text_document"])

@@ -314,9 +314,21 @@ def forget_tokens(output: Path) -> None:
 @pytest.mark.slow
 def test_damaged_outputs_name_the_command_that_repairs_them(dataset: Path, tmp_path: Path) -> None:
     damages: dict[str, tuple[Callable[[Path], None], str, str]] = {
-        "bin": (lambda out: truncate(out / "a_text_document.bin"), "a_text_document.bin", "run tokenmill preprocess"),
-        "idx": (lambda out: truncate(out / "a_text_document.idx"), "a_text_document.idx", "run tokenmill preprocess"),
-        "missing": (lambda out: (out / "b_text_document.idx").unlink(), "b_text_document", "run tokenmill preprocess"),
+        "bin": (
+            lambda out: truncate(out / "a_text_document.bin"),
+            "a_text_document.bin",
+            "the same tokenmill preprocess",
+        ),
+        "idx": (
+            lambda out: truncate(out / "a_text_document.idx"),
+            "a_text_document.idx",
+            "the same tokenmill preprocess",
+        ),
+        "missing": (
+            lambda out: (out / "b_text_document.idx").unlink(),
+            "b_text_document",
+            "the same tokenmill preprocess",
+        ),
         "dtype": (
             lambda out: set_dtype(3)(out / "a_text_document.idx"),
             "has the dtype int16, but its record uint16",

@@ -16,7 +16,7 @@ import pytest
 
 from support.checkpoints import SAVED, START, integrity, only_checkpoint, remove_shard, tracker
 from support.commandline import run_many
-from support.torchdist import NOW, archive, legacy, make_older, metadata, save, write
+from support.torchdist import NOW, archive, make_older, metadata, save, write
 from tokenmill.checkpoints.repair import examine_tracked, list_checkpoints, repair_checkpoints
 from tokenmill.checkpoints.torch_dist import CLOCK_TOLERANCE_SECONDS, Checkpoint
 from tokenmill.core.printing import format_bytes
@@ -157,7 +157,7 @@ COMMON = {"args": {"seq_length": 32}, "iteration": 100, "optimizer": {"param_gro
 ARCHIVE = archive(COMMON)
 
 
-@pytest.mark.parametrize("common", [ARCHIVE, legacy(), archive({}), (REAL[0] / "common.pt").read_bytes()])
+@pytest.mark.parametrize("common", [ARCHIVE, archive({}), (REAL[0] / "common.pt").read_bytes()])
 def test_every_truncation_of_a_common_file_is_detected(common: bytes, tmp_path: Path) -> None:
     """Older Megatron-LM syncs neither common.pt nor metadata.json: a power failure can truncate them."""
     save(tmp_path, 100)
@@ -185,6 +185,10 @@ BAD_COMMON: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a bomb": (lambda f: write(f, archive(bytes(10**7), zipfile.ZIP_DEFLATED), SAVED), "has compressed members"),
     "overlapping": (lambda f: write(f, overlapping(), SAVED), "its members are larger than the file"),
     "another archive": (lambda f: write(f, ARCHIVE.replace(b"data.pkl", b"data.pkx"), SAVED), "has no data.pkl"),
+    "before torch 1.6": (
+        lambda f: write(f, pickle.dumps(0x1950A86A20F9469CFC6C, 2) + bytes(1000), SAVED),
+        "common.pt has the format of torch.save before torch 1.6: load it with torch",
+    ),
     "a pickle": (lambda f: write(f, pickle.dumps(COMMON), SAVED), "is truncated or damaged"),
     "a pipe": (lambda f: (f.unlink(), os.mkfifo(f)), "common.pt is not a regular file"),
     "a directory": (lambda f: (f.unlink(), f.mkdir()), "common.pt is not a regular file"),

@@ -558,7 +558,7 @@ def test_files_of_other_data_with_equal_sizes_are_refused(chatted: Path, tmp_pat
     message = rf"{re.escape(name)} is damaged, or is a file of another dataset: its hash differs from the one in the"
     if name == "a_mask_document.idx":
         message = r"is not the mask of a_chat_document: its sequence \d+ has"
-    with pytest.raises(InputError, match=f"{message}.*run tokenmill chat again with --verify-hashes"):
+    with pytest.raises(InputError, match=f"{message}.*run the same tokenmill chat again with --verify-hashes"):
         pack(source, tmp_path / "out")
 
 

@@ -23,29 +23,14 @@ PASSWORD = "hunter2"
 
 FORMS: dict[str, Callable[[str], str]] = {
     "as it is": str,
-    "in upper case": str.upper,
     "for an address": lambda secret: quote(secret, safe=""),
-    "for an address, twice": lambda secret: quote(quote(secret, safe=""), safe=""),
-    "each character of an address": lambda secret: "".join(f"%{ord(c):02x}" for c in secret),
-    "each character of JSON": lambda secret: "".join(f"\\u{ord(c):04x}" for c in secret),
-    "each character of a C string": lambda secret: "".join(f"\\x{ord(c):02X}" for c in secret),
-    "each character of HTML": lambda secret: "".join(f"&#{ord(c)};" for c in secret),
-    "in base64": lambda secret: base64.b64encode(secret.encode()).decode(),
-    "behind a user's name in base64": lambda secret: base64.b64encode(f"me:{secret}".encode()).decode(),
-    "in base64 for addresses": lambda secret: base64.urlsafe_b64encode(f"user:{secret}".encode()).decode(),
-    "in hexadecimal digits": lambda secret: secret.encode().hex(),
-    "in quotation marks": lambda secret: json.dumps(json.dumps(secret)),
-    "folded": lambda secret: f"{secret[:9]}\r\n {secret[9:]}",
-    "in two headers": lambda secret: f"{secret[:12]}, {secret[12:]}",
-    "cut off": lambda secret: secret[:20],
 }
 
 
 @pytest.fixture(autouse=True)
 def no_registered_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_secrets", "_sent"):
-        monkeypatch.setattr(redaction, name, {})
-    monkeypatch.setattr(redaction, "_registered", set())
+        monkeypatch.setattr(redaction, name, set())
     monkeypatch.setattr(redaction, "_scanned", False)
 
 
@@ -53,10 +38,15 @@ def no_registered_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_secret_is_redacted_in_each_form(form: str) -> None:
     register_secrets(f"Bearer {TOKEN}")
     quoted = FORMS[form](TOKEN)
-    text = redact(f"403 <{quoted}> is not allowed")
-    assert text.startswith("403 <") and text.endswith("> is not allowed") and "<redacted>" in text
-    assert len(text) < len("403 <> is not allowed") + len("<redacted>") + 10
+    assert redact(f"403 <{quoted}> is not allowed") == "403 <<redacted>> is not allowed"
     assert contains_sent_credential(quoted)
+
+
+def test_a_login_is_redacted_in_each_part() -> None:
+    login = f"me:{PASSWORD}"
+    header = f"Basic {base64.b64encode(login.encode()).decode()}"
+    register_secrets(header)
+    assert redact(f"{header}, {login}, {PASSWORD}") == "Basic <redacted>, <redacted>, <redacted>"
 
 
 def test_ordinary_text_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,16 +110,9 @@ class Echo(BaseHTTPRequestHandler):
         scheme, _, sent = (self.headers["Authorization"] or "").partition(" ")
         secret = base64.b64decode(sent).decode().partition(":")[2] if scheme == "Basic" else sent
         secret = secret or self.path.partition("sig=")[2].partition("&")[0]
-        if form == "in two headers":
-            self.send_response(403)
-            self.send_header("X-Error-Message", secret[:12])
-            self.send_header("X-Error-Message", secret[12:])
-        elif "redirect" in self.path:
-            self.send_response(302)
-            self.send_header("Location", f"http://{secret[:3]}{secret[3:].replace('/', '').replace('+', '')}.invalid/x")
-        else:
-            self.send_response(403, None if "header" in self.path else FORMS[form](secret).replace("\r\n", ""))
-            self.send_header("X-Error-Message" if "header" in self.path else "X-Other", FORMS[form](secret))
+        quoted = FORMS[form](secret)
+        self.send_response(403, None if "header" in self.path else quoted)
+        self.send_header("X-Error-Message" if "header" in self.path else "X-Other", quoted)
         self.send_header("Content-Length", "0")
         self.end_headers()
 
@@ -149,13 +132,12 @@ def echo() -> Iterator[str]:
 def test_a_credential_that_a_server_quotes_is_redacted(echo: str, tmp_path: Path) -> None:
     """Check the Hub's token, the password of a URL and a signature, in headers and in the reason phrase."""
     commands = []
-    for number, form in enumerate(FORMS):
+    for number in range(len(FORMS)):
         out = str(tmp_path / "out" / str(number))
         commands.append(
             ["download", f"http://me:{quote(TOKEN, safe='')}@{echo}/{number}/header/a.jsonl", out, "--json"]
         )
-        if form != "in two headers":
-            commands.append(["download", f"http://{echo}/{number}/a.jsonl?sig={quote(TOKEN, safe='')}", out])
+        commands.append(["download", f"http://{echo}/{number}/a.jsonl?sig={quote(TOKEN, safe='')}", out])
         commands.append(["download", "hf://datasets/org/c", out, "--endpoint", f"http://{echo}/{number}/header"])
     commands.append(
         ["preprocess", f"http://me:{PASSWORD}@{echo}/0/a.jsonl", str(tmp_path / "out/s"), "--tokenizer", "x"]
@@ -168,8 +150,7 @@ def test_a_credential_that_a_server_quotes_is_redacted(echo: str, tmp_path: Path
     assert len(failures) > len(FORMS) / 2
     written += "".join(path.read_text() for path in (tmp_path / "out").rglob("*") if path.is_file())
     for form in FORMS.values():
-        quoted = form(TOKEN).replace("\r\n", "")
-        assert quoted not in written and json.dumps(quoted)[1:-1] not in written
+        assert form(TOKEN) not in written
     assert f" {PASSWORD}" not in written
 
 

@@ -1,22 +1,18 @@
 """Checks whether a file that torch.save wrote is complete, without torch, and without running or building its content.
 
 `torch_dist` calls it for common.pt. Since torch 1.6 such a file is a zip archive of uncompressed members
-(caffe2/serialize/inline_container.cc), each with its size and CRC-32. Earlier, and with
-`_use_new_zipfile_serialization=False`, it is five consecutive pickles: a magic number, a version, the sizes of C's
-types, the object, the keys of its storages. For each storage, the number of its elements as an int64 and the elements
-follow (torch/serialization.py, `_legacy_save`).
+(caffe2/serialize/inline_container.cc), each with its size and CRC-32. The format before it
+(`_use_new_zipfile_serialization=False`) is refused: no Megatron-LM since 0.14 writes it.
 """
 
 import contextlib
 import io
 import os
-import pickletools
 import zipfile
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO
 
 from tokenmill.checkpoints.metadata import Damage
-from tokenmill.core.files.pickles import MAX_OPCODES
 from tokenmill.core.printing import MAX_NAME, printable
 
 MAX_DIRECTORY_BYTES = 64 << 20
@@ -24,23 +20,20 @@ MAX_DIRECTORY_BYTES = 64 << 20
 
 CHUNK_BYTES = 1 << 20
 
-_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
-_ELEMENT_BYTES = {"Byte": 1, "Char": 1, "Bool": 1, "Short": 2, "Half": 2, "BFloat16": 2, "Int": 4, "Float": 4}
-_ELEMENT_BYTES |= {"Long": 8, "Double": 8, "ComplexFloat": 8, "ComplexDouble": 16}
-"""Bytes of an element, by the name of the storage's class without its suffix Storage."""
+_LEGACY = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
+"""The first bytes of a file in the format before torch 1.6: the pickle of its magic number."""
 
 
 def check_torch_file(file: IO[bytes], name: str) -> None:
     """Read a file that torch.save wrote, from its first to its last byte.
 
     Raises:
-        Damage: the file is truncated, or its bytes are not those that were written.
+        Damage: the file is truncated, its bytes are not those that were written, or it has the format before torch 1.6.
     """
+    if file.read(len(_LEGACY)) == _LEGACY:
+        raise Damage(f"{name} has the format of torch.save before torch 1.6: load it with torch, and save it again")
     try:
-        if file.read(len(_MAGIC)) == _MAGIC:
-            _check_legacy(file)
-        else:
-            _check_archive(file)
+        _check_archive(file)
     except Damage as problem:
         raise Damage(f"{name} is truncated or damaged: {printable(str(problem), MAX_NAME)}") from None
 
@@ -106,56 +99,3 @@ class BoundedFile(io.RawIOBase):
         data = self._file.read(size)
         self._position += len(data)
         return data
-
-
-def _check_legacy(file: IO[bytes]) -> None:
-    file.seek(0)
-    try:
-        for _ in range(3):
-            for _ in _read_opcodes(file):
-                pass
-        storages = dict(_read_storages(file))
-        keys = [argument for name, argument in _read_opcodes(file) if name.endswith("UNICODE")]
-    except Damage:
-        raise
-    except Exception:
-        raise Damage("a pickle in it is incomplete") from None
-    end = os.fstat(file.fileno()).st_size
-    for key in keys:
-        count = file.read(8)
-        element_bytes = storages.get(str(key))
-        if element_bytes is None:  # a class that this module does not support: the rest is not checked
-            return
-        if len(count) < 8 or file.seek(int.from_bytes(count, "little") * element_bytes, os.SEEK_CUR) > end:
-            raise Damage(f"it ends within the storage {ascii(key)[:100]}")
-
-
-def _read_opcodes(file: IO[bytes]) -> Iterator[tuple[str, Any]]:
-    """Yield the names and arguments of a pickle's opcodes; afterwards the file's position is behind the pickle."""
-    for count, (opcode, argument, _) in enumerate(pickletools.genops(file)):
-        if count > MAX_OPCODES:
-            raise Damage(f"it has more than {MAX_OPCODES:,} opcodes")
-        yield opcode.name, argument
-
-
-def _read_storages(file: IO[bytes]) -> Iterator[tuple[str, int]]:
-    """Yield the key and the element size in bytes of the storage in each persistent id of the object.
-
-    A persistent id is a tuple: "storage", its class, its key, its location, its number of elements.
-    """
-    memo: dict[int, Any] = {}
-    pushed: list[Any] = []
-    """Values that were pushed since the last mark: the items of a tuple."""
-    for name, argument in _read_opcodes(file):
-        if name == "MARK":
-            pushed = []
-        elif name in ("BINUNICODE", "GLOBAL"):
-            pushed.append(argument)
-        elif name in ("BINGET", "LONG_BINGET"):
-            pushed.append(memo.get(argument))
-        elif name in ("BINPUT", "LONG_BINPUT") and pushed:
-            memo[argument] = pushed[-1]
-        elif name == "BINPERSID" and pushed[:1] == ["storage"]:
-            kind = str(pushed[1]).rpartition(" ")[2].removesuffix("Storage")
-            if kind in _ELEMENT_BYTES:
-                yield str(pushed[2]), _ELEMENT_BYTES[kind]

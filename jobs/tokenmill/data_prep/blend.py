@@ -10,7 +10,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -127,18 +127,6 @@ class DataBlend:
         if reader.ignored:
             Reporter().log(f"{path}: ignoring the unknown keys {', '.join(reader.ignored)}")
         return blend
-
-    def with_defaults(self, **values: Any) -> "DataBlend":
-        """Return the blend with these fields set in each dataset that has their default."""
-        defaults = {item.name: item.default for item in fields(SourceDataset)}
-
-        def update(dataset: SourceDataset) -> SourceDataset:
-            return replace(
-                dataset, **{name: value for name, value in values.items() if getattr(dataset, name) == defaults[name]}
-            )
-
-        lists = {item.name: getattr(self, item.name) for item in fields(self)}
-        return DataBlend(**{name: items and list(map(update, items)) for name, items in lists.items()})
 
 
 class _BlendReader:

@@ -3,7 +3,7 @@
 Modules; each module uses only modules above it:
 
     split         how a list of datasets is divided into train, validation and test
-    formats       output formats; `formats.indexed` writes and reads `.bin` and `.idx`
+    formats       the format of pairs; `formats.indexed` writes, reads and checks `.bin` and `.idx`
     contract      the records of plans of pairs: preprocess, adopt, chat
     sampled_hash  a hash of some blocks of a file
     weighted      the records of pairs, and of the datasets of a list with their shares

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from tokenmill.datasets.formats.indexed import SUFFIXES
 from tokenmill.engine.contract import Count, FileEntry, Hash, InputFile, Name, Record, StageKind, check_path
 from tokenmill.engine.record import Plan
 
@@ -81,7 +82,6 @@ class PairBasis(Record, frozen=True):
     special_in_text: str | None = None
     format: str | None = None
     txt_document: str | None = None
-    output_format: str = "indexed"
     mask: str | None = None
 
     def get_dtype(self, key: str) -> str:
@@ -107,17 +107,13 @@ class PairDetails(Record, frozen=True):
     tokenizer: ResolvedTokenizer
 
 
-def check_pair_file(path: Path, entry: FileEntry, basis: Record) -> list[str]:
+def check_pair_file(path: Path, entry: FileEntry, _basis: Record) -> list[str]:
     """Return the problems of the structure of a pair, with the entry of its first file; other entries have none."""
-    from tokenmill.datasets import formats
+    from tokenmill.datasets.formats.indexed.check import check_pair
 
-    assert isinstance(basis, PairBasis)  # noqa: S101 - the type of the plan's basis
-    output_format = formats.get(basis.output_format)
-    if entry.role != output_format.suffixes[0]:
+    if entry.role != SUFFIXES[0]:
         return []
-    prefix = Path(str(path).removesuffix(f".{entry.role}"))
-    problems = output_format.check(prefix, {}, vocab_size=None, eod=None, full=False, foreign_remedy=None)
-    return [str(problem) for problem in problems]
+    return [str(problem) for problem in check_pair(path.with_suffix(""), full=False)]
 
 
 PREPROCESS = StageKind("preprocess", PairSpec, PairBasis, PairDetails, check_pair_file)

@@ -16,15 +16,14 @@ from tokenmill.core.files.mounts import directory_cache_seconds, retry_while_sta
 from tokenmill.core.files.paths import join_inside
 from tokenmill.core.files.tree import UnexpectedEntry
 from tokenmill.core.printing import format_bytes
-from tokenmill.datasets import formats
 from tokenmill.datasets.contract import PREPROCESS, PairBasis, ResolvedTokenizer, parse_basis, parse_tokenizer
-from tokenmill.datasets.formats.base import Format
+from tokenmill.datasets.formats.indexed import SUFFIXES
 from tokenmill.datasets.weighted import Pair
 from tokenmill.engine.contract import COPIED, IN_PLACE, FileEntry, StageKind
 from tokenmill.engine.lineage import locate
 from tokenmill.engine.record import Manifest, Plan, StageRecord, complete, describe_rejected, make_manifest
 from tokenmill.engine.stage_input import describe_unfinished, find_records, select_records
-from tokenmill.errors import VERIFY_HASHES_OPTION, RequestError
+from tokenmill.errors import RequestError, remake
 
 _ADOPTED_REMEDIES: dict[str, str] = {
     IN_PLACE: "restore the pair that was adopted; or make it again with the tool that made it, and run the same "
@@ -45,8 +44,7 @@ class Dataset:
     @property
     def pairs(self) -> list[FileEntry]:
         """The manifest's entries of the .bin files with tokens, which Megatron-LM reads; masks are not among them."""
-        tokens = formats.get(self.basis.output_format).suffixes[0]
-        return [entry for entry in self.manifest.files if entry.role == tokens and entry.key != self.basis.mask]
+        return [entry for entry in self.manifest.files if entry.role == SUFFIXES[0] and entry.key != self.basis.mask]
 
     @cached_property
     def entries(self) -> dict[str, FileEntry]:
@@ -57,6 +55,11 @@ class Dataset:
     def hashes(self) -> dict[str, str]:
         """The content hashes of all files by their paths in the output."""
         return {entry.path: entry.xxh3_128 for entry in self.manifest.files}
+
+    def get_remedy(self, *, same_size: bool = True) -> str:
+        """Return the remedy for damaged files of the recorded size, or for missing files and those of another size."""
+        adopted = _ADOPTED_REMEDIES.get(self.plan.adopted or "")
+        return adopted or remake(f"the same tokenmill {self.plan.command}", same_size=same_size)
 
     @cached_property
     def tokenizer_problems(self) -> list[str]:
@@ -88,11 +91,10 @@ class Dataset:
         with tree.keep_open():
             damaged = [path for path in paths if path not in entries or tree.size(path) != entries[path].bytes]
         if damaged:
-            remedy = f"run tokenmill {self.plan.command} again: it makes only these files again"
             raise RequestError(
                 f"{self.record.stage} in {self.record.output} was finished, but {len(damaged)} of its {len(paths)} "
                 f"{what} are missing or have another size now: {', '.join(damaged[:5])}"
-                f"{', ...' if len(damaged) > 5 else ''}; {_ADOPTED_REMEDIES.get(self.plan.adopted or '', remedy)}"
+                f"{', ...' if len(damaged) > 5 else ''}; {self.get_remedy(same_size=False)}"
             )
 
     @property
@@ -280,7 +282,6 @@ def _verify_stage(record: StageRecord, full: bool, only: str | None = None) -> t
             f"not needed, delete {record.directory}"
         ]
     basis = parse_basis(plan) if issubclass(record.kind.basis, PairBasis) else None
-    output_format = formats.get(basis.output_format if basis else formats.DEFAULT)
     problems, files, size, rejected = [], 0, 0, 0
     units = [unit for unit in plan.units if only is None or f"{only}.bin" in unit.outputs]
     receipts = {unit.id: record.stored_receipt(plan, unit) for unit in units}
@@ -298,13 +299,11 @@ def _verify_stage(record: StageRecord, full: bool, only: str | None = None) -> t
             if only is not None and entry.prefix != only:
                 continue
             files, size = files + 1, size + entry.bytes
-            if refused := [
-                problem for path in _paths_to_open(entry, output_format) if (problem := _find_obstacle(record, path))
-            ]:
+            if refused := [problem for path in _paths_to_open(entry) if (problem := _find_obstacle(record, path))]:
                 problems.extend(refused)
-            elif basis and entry.role == output_format.suffixes[0]:
+            elif basis and entry.role == SUFFIXES[0]:
                 problems.extend(_verify_pair(record, plan, basis, entry, entries, full))
-            elif entry.role not in output_format.suffixes:
+            elif entry.role not in SUFFIXES:
                 problems.extend(_verify_file(record, entry, full))
                 if full and record.kind.check and record.tree.size(entry.path) is not None:
                     path = join_inside(record.output, entry.path)
@@ -328,30 +327,29 @@ def _verify_pair(
     record: StageRecord, plan: Plan, basis: PairBasis, pair: FileEntry, entries: dict[str, FileEntry], full: bool
 ) -> list[str]:
     """Return the problems of a pair, and of its mask compared with it; `entries` are those of its unit by path."""
-    output_format, prefix = formats.get(basis.output_format), join_inside(record.output, pair.prefix)
-    problems = output_format.check(
+    from tokenmill.datasets.formats.indexed.check import check_pair
+    from tokenmill.datasets.formats.indexed.mask import check_mask
+
+    prefix = join_inside(record.output, pair.prefix)
+    problems = check_pair(
         prefix,
-        {suffix: entries[f"{pair.prefix}.{suffix}"] for suffix in output_format.suffixes},
+        files={suffix: entries[f"{pair.prefix}.{suffix}"] for suffix in SUFFIXES},
         vocab_size=None if pair.key == basis.mask else parse_tokenizer(plan).vocab_size,
         eod=basis.eod,
         full=full,
         foreign_remedy=_ADOPTED_REMEDIES.get(plan.adopted or ""),
     )
     mask = make_mask_prefix(basis, pair)
-    if mask and not any(_find_obstacle(record, f"{mask}.{suffix}") for suffix in output_format.suffixes):
-        problems += output_format.check_mask(prefix, join_inside(record.output, mask), full=full)
+    if mask and not any(_find_obstacle(record, f"{mask}.{suffix}") for suffix in SUFFIXES):
+        problems += check_mask(prefix, join_inside(record.output, mask), full=full)
     return [str(problem.name_stage(record.stage)) for problem in problems]
 
 
-def _paths_to_open(entry: FileEntry, output_format: Format) -> list[str]:
-    """Return the paths to check with an entry: with a format's first file all its files, with its other files none."""
-    if entry.role not in output_format.suffixes:
+def _paths_to_open(entry: FileEntry) -> list[str]:
+    """Return the paths to check with an entry: with the .bin of a pair both files, with the .idx none."""
+    if entry.role not in SUFFIXES:
         return [entry.path]
-    return (
-        [f"{entry.prefix}.{suffix}" for suffix in output_format.suffixes]
-        if entry.role == output_format.suffixes[0]
-        else []
-    )
+    return [f"{entry.prefix}.{suffix}" for suffix in SUFFIXES] if entry.role == SUFFIXES[0] else []
 
 
 def _find_obstacle(record: StageRecord, path: str) -> str | None:
@@ -365,17 +363,15 @@ def _find_obstacle(record: StageRecord, path: str) -> str | None:
 
 def _verify_file(record: StageRecord, entry: FileEntry, full: bool) -> list[str]:
     path, size = join_inside(record.output, entry.path), record.tree.size(entry.path)
-    remedy = f"run the same tokenmill {record.stage} again"
     if size is None:
-        return [f"{path}: missing; {remedy}: it makes only this file"]
-    if size != entry.bytes:
-        return [f"{path}: it has {size} bytes, but its receipt has {entry.bytes}; {remedy}: it makes only this file"]
-    if full and hash_file(path, tree=record.tree) != entry.xxh3_128:
-        return [
-            f"{path}: its content does not match its receipt (xxh3-128 differs); {remedy} with {VERIFY_HASHES_OPTION}, "
-            "which makes only the damaged files again"
-        ]
-    return []
+        problem = "missing"
+    elif size != entry.bytes:
+        problem = f"it has {size} bytes, but its receipt has {entry.bytes}"
+    elif full and hash_file(path, tree=record.tree) != entry.xxh3_128:
+        problem = "its content does not match its receipt (xxh3-128 differs)"
+    else:
+        return []
+    return [f"{path}: {problem}; {remake(f'the same tokenmill {record.stage}', same_size=size == entry.bytes)}"]
 
 
 def check_tokenizer(record: StageRecord, plan: Plan) -> list[str]:

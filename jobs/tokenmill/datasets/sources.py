@@ -14,7 +14,7 @@ from tokenmill.datasets.formats.indexed.reader import IndexedReader
 from tokenmill.datasets.split import DatasetLabels
 from tokenmill.datasets.weighted import Pair, WeightedDataset
 from tokenmill.engine.stage_input import find_records
-from tokenmill.errors import VERIFY_HASHES_OPTION, RequestError
+from tokenmill.errors import RequestError
 
 if TYPE_CHECKING:
     from tokenmill.engine.contract import FileEntry
@@ -141,9 +141,8 @@ def _check_dtypes(dataset: Dataset, opened: WeightedDataset) -> None:
         dtype = pair.reader.dtype.name
         if dtype != pair.dtype:
             raise RequestError(
-                f"{pair.prefix}.idx is damaged: it has the dtype {dtype}, but its record {pair.dtype}; run the same "
-                f"tokenmill {dataset.plan.command} again with {VERIFY_HASHES_OPTION}, which makes only the damaged "
-                "files again"
+                f"{pair.prefix}.idx is damaged: it has the dtype {dtype}, but its record {pair.dtype}; "
+                f"{dataset.get_remedy()}"
             )
 
 

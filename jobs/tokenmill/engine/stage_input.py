@@ -38,7 +38,7 @@ from tokenmill.engine.lineage import source_parts
 from tokenmill.engine.progress import Reporter
 from tokenmill.engine.record import PLANNING, Manifest, StageRecord, complete
 from tokenmill.engine.selection import Selection, SelectionSource, matches, select
-from tokenmill.errors import RequestError
+from tokenmill.errors import RequestError, remake
 
 Usable = Sequence[str] | Callable[[str], bool] | None
 """Which user files a stage reads: suffixes of their names, or a predicate of the path; None means all."""
@@ -130,8 +130,8 @@ class StageInput:
         maker = self.upstream.maker
         return (
             f"{maker} in {self.root} was finished, but {len(damaged)} of {checked} are missing or have another size "
-            f"now: {', '.join(damaged[:5])}{', ...' if len(damaged) > 5 else ''}; run tokenmill {maker} again, which "
-            "makes only these files"
+            f"now: {', '.join(damaged[:5])}{', ...' if len(damaged) > 5 else ''}; "
+            f"{remake(f'tokenmill {maker}', same_size=False)}"
         )
 
     @property

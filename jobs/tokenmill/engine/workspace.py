@@ -39,12 +39,12 @@ from tokenmill.engine.contract import EmptyPair, FileEntry, InputFile, InputRang
 from tokenmill.engine.inputs import OpenInput
 from tokenmill.engine.record import Counts, Plan, StageRecord, Unit, reconciles
 from tokenmill.errors import (
-    VERIFY_HASHES_OPTION,
     InputError,
     Stopped,
     Superseded,
     TokenmillError,
     TransientError,
+    remake,
 )
 
 WRITE_BACK_BYTES = 8 << 20
@@ -296,8 +296,8 @@ class Workspace:
             current = files.size(path)
             raise InputError(
                 f"{path} {'is missing' if current is None else f'has {current} bytes'}, but the manifest of the "
-                f"{maker} stage records {size} bytes: run tokenmill {maker} again, which makes only the missing files, "
-                "and then run this command again"
+                f"{maker} stage records {size} bytes: {remake(f'tokenmill {maker}', same_size=False)}, and "
+                "then run this command again"
             )
 
     def check_hash(self, file: InputFile, digest: str) -> None:
@@ -306,8 +306,7 @@ class Workspace:
         if maker and digest != file.identity:
             raise InputError(
                 f"{self.input_root / file.path} is damaged: its hash differs from the one in the manifest of the "
-                f"{maker} stage; run tokenmill {maker} again with {VERIFY_HASHES_OPTION}, which makes only the damaged "
-                "files, and then run this command again"
+                f"{maker} stage; {remake(f'tokenmill {maker}')}, and then run this command again"
             )
 
     def path(self, name: str) -> Path:

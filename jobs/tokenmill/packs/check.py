@@ -15,7 +15,7 @@ import msgspec
 from tokenmill.core.files.named_file import open_file
 from tokenmill.core.typed_json import decode_json
 from tokenmill.engine.contract import FileEntry
-from tokenmill.errors import VERIFY_HASHES_OPTION
+from tokenmill.errors import remake
 from tokenmill.packs.contract import BLEND, SHARD, TRAINED, PackBasis
 from tokenmill.packs.writers import SHARD_FORMATS
 from tokenmill.packs.writers.parquet import ShardReader
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-REMEDY = f"run the same tokenmill pack again with {VERIFY_HASHES_OPTION}, which makes only the damaged files again"
+REMEDY = remake("the same tokenmill pack")
 
 LINE_BYTES, BYTES_PER_TOKEN = 1 << 20, 4096
 """Bytes of the longest line of JSONL, and its bytes for each token: a sequence has 2 tokens and the name of a file."""

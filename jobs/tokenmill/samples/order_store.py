@@ -13,7 +13,6 @@ import fcntl
 import mmap
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +21,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.core.files.lease import get_creator_liveness, heartbeat, remove_abandoned
+from tokenmill.core.files.lease import heartbeat, remove_abandoned
 from tokenmill.core.files.private_cache import open_cache, open_private
 from tokenmill.core.files.tree import Tree, UnexpectedEntry
 from tokenmill.core.machine import process_name
@@ -40,9 +39,6 @@ MAX_BYTES = 64 << 30
 
 NEW_PREFIX = ".new-"
 """Prefix of the directory in which a process builds a new entry."""
-
-UNNAMED_SECONDS = 24 * 3600
-"""Age of a directory of a new entry that is removed although its name does not identify its process."""
 
 MAX_DESCRIPTION_BYTES = 64 << 10
 """Bytes of an order.json that are read; a description has less than 1 kB."""
@@ -135,7 +131,6 @@ def _store(entry: Path, build: Callable[[Allocate], PairOrder]) -> PairOrder:
     """Build an order in the files of a new entry."""
     root = entry.parent
     remove_abandoned(Tree(root), "")
-    _remove_unnamed(root)
     temporary = root / f"{NEW_PREFIX}{process_name()}.tmp"
     temporary.mkdir(mode=0o700)
     try:
@@ -163,14 +158,6 @@ def _store(entry: Path, build: Callable[[Allocate], PairOrder]) -> PairOrder:
         raise
     _prune(root, entry.name)
     return order
-
-
-def _remove_unnamed(root: Path) -> None:
-    """Remove the new entries of killed processes of an earlier version, whose names do not identify their process."""
-    for path in root.glob(f"{NEW_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            if get_creator_liveness(path.name) is None and time.time() - path.stat().st_mtime > UNNAMED_SECONDS:
-                shutil.rmtree(path, ignore_errors=True)
 
 
 def _prune(root: Path, kept: str) -> None:

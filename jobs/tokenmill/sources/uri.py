@@ -7,6 +7,7 @@ form without secrets.
 import re
 from pathlib import Path
 
+from tokenmill.core.redaction import redact
 from tokenmill.errors import RequestError
 from tokenmill.sources.schemes import FILE, SCHEMES, Authority, Scheme, list_schemes
 
@@ -54,8 +55,8 @@ def redact_secrets(uri: str) -> str:
 
 
 def redact_addresses(text: str) -> str:
-    """Replace the addresses in another library's message; they may be signed or contain a password."""
-    return _ADDRESS.sub("<url>", text)
+    """Replace the addresses and credentials in another library's message, before the caller shortens it."""
+    return _ADDRESS.sub("<url>", redact(text))
 
 
 def check_authority(uri: str, scheme: Scheme) -> None:

@@ -20,6 +20,7 @@ from tokenmill.core.files.named_file import open_file
 from tokenmill.core.files.paths import safe_name
 from tokenmill.core.files.tree import Tree
 from tokenmill.datasets.contract import PREPROCESS, PairBasis, PairDetails, PairSpec, parse_basis, parse_tokenizer
+from tokenmill.datasets.formats.indexed import SUFFIXES
 from tokenmill.engine.contract import (
     COPIED,
     IN_PLACE,
@@ -51,9 +52,6 @@ if TYPE_CHECKING:
 
 KEY = "text"
 """The key in the records of adopted pairs, because the key of the original texts is unknown."""
-
-SUFFIXES = ("bin", "idx")
-"""The suffixes of the two files of a pair."""
 
 ENCODER = REFERENCE
 """The stage encodes no text: it requires only Hugging Face's own engine, which decodes ids."""

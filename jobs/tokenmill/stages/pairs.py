@@ -16,8 +16,8 @@ from typing import ClassVar
 
 from tokenmill.core.files.paths import safe_name
 from tokenmill.core.machine import describe_memory
-from tokenmill.datasets import formats
 from tokenmill.datasets.contract import PairBasis, PairDetails, PairSpec, ResolvedTokenizer, parse_tokenizer
+from tokenmill.datasets.formats.indexed import SUFFIXES
 from tokenmill.engine.output_names import check_label, make_distinct, make_flat_name
 from tokenmill.engine.partition import split_by_weight
 from tokenmill.engine.planning import Request, check_no_foreign_files
@@ -209,14 +209,13 @@ def _plan_units(files: list[DataFile], keys: Sequence[str], options: EncodingOpt
     else:
         groups = split_by_weight([file.bytes for file in files], count)
         names = [f"{options.name}-{i:05d}-of-{count:05d}" for i in range(count)]
-    suffixes = formats.get(formats.DEFAULT).suffixes
     units = [
         Unit(
             id=safe_name(name),
             weight=sum(files[i].bytes for i in group),
             spec=PairSpec(name, [files[i].input for i in group]),
             outputs=[
-                *(f"{name}_{key}_document.{kind}" for key in keys for kind in suffixes),
+                *(f"{name}_{key}_document.{kind}" for key in keys for kind in SUFFIXES),
                 f"{REJECTED}/{name}.jsonl",
             ],
         )

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from tokenmill.datasets import formats
 from tokenmill.datasets.contract import PREPROCESS, PairBasis, ResolvedTokenizer
 from tokenmill.errors import InputError, RequestError
 from tokenmill.records.block_kinds import LINES
@@ -78,7 +77,6 @@ class Preprocess(PairStage):
             eod=tokenizer.eod_id if options.append_eod else None,
             special_tokens=options.special_tokens,
             dtype=tokenizer.dtype,
-            output_format=formats.DEFAULT,
             **options.choices(),
             **self.format_fields(),
         )

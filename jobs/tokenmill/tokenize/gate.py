@@ -24,7 +24,8 @@ from msgspec import Struct
 
 from tokenmill.core.machine import describe_memory, ignore_stop_signals
 from tokenmill.core.redaction import SECRET_NAME
-from tokenmill.core.typed_json import convert_json, decode_json
+from tokenmill.core.typed_json import decode_json
+from tokenmill.engine.contract import Record
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.tokenize import engines
 from tokenmill.tokenize.encoders import format_guard, load_encoder, optimize_backend
@@ -66,7 +67,7 @@ REFUSAL_PREFIX = "cannot be used"
 """Prefix of the rejection reason for an encoder that refuses a tokenizer."""
 
 
-class Rejection(Struct, frozen=True):
+class Rejection(Record, frozen=True):
     """The reason why the gate rejected an encoder; the other fields are empty if the encoder returned no ids.
 
     `part` names the part of the gate's texts that contains the differing text.
@@ -87,7 +88,7 @@ class Rejection(Struct, frozen=True):
         return message
 
 
-class Verdict(Struct, frozen=True):
+class Verdict(Record, frozen=True):
     """The encoder that the gate accepted, and the number of texts it checked.
 
     `guard` is the argument of load_encoder that names the characters to leave to Hugging Face.
@@ -103,15 +104,6 @@ class Verdict(Struct, frozen=True):
     def is_repeatable(self) -> bool:
         """Return whether another run of the gate gives the same verdict: no encoder crashed, hung or was killed."""
         return all(rejection.text or rejection.reason.startswith(REFUSAL_PREFIX) for rejection in self.rejected)
-
-    def to_json(self) -> object:
-        """Return the JSON value that from_json reads."""
-        return msgspec.to_builtins(self)
-
-    @classmethod
-    def from_json(cls, value: object) -> "Verdict":
-        """Return a verdict from JSON that this or another version of tokenmill wrote (msgspec.ValidationError)."""
-        return convert_json(value, cls)
 
 
 class GateQuestion(Struct, frozen=True, kw_only=True):

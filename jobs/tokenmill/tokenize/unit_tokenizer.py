@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tokenmill.core.files.codec import read_json, readable_json
-from tokenmill.datasets import formats
 from tokenmill.datasets.contract import MASK_DTYPE, PairSpec, parse_basis
-from tokenmill.datasets.formats.base import Destination, Format
+from tokenmill.datasets.formats.base import Destination
+from tokenmill.datasets.formats.indexed import PairWriter, can_resume_pair, resume_pair, start_pair
 from tokenmill.engine.contract import Count, Hash, InputFile, InputRange, Part, Record
 from tokenmill.engine.lineage import narrow
 from tokenmill.engine.record import UNREAD_PREFIX, Counts, Unit
@@ -31,7 +31,6 @@ from tokenmill.tokenize.workers.encoder_process import Segment
 from tokenmill.tokenize.workers.pool import BLOCK, MAX_SEGMENTS
 
 if TYPE_CHECKING:
-    from tokenmill.datasets.formats.base import Writer
     from tokenmill.records.block_kinds import ReadSettings
     from tokenmill.tokenize.options import EncodingOptions
     from tokenmill.tokenize.records_encoding import RecordEncoding
@@ -152,7 +151,7 @@ class UnitTokenizer:
         self.counts: Counts = {"in": 0, "out": 0, "rejected": 0, "blank": 0}
         self.done = 0
         self.parts: list[Part] = []
-        self.writers: list[Writer] = []
+        self.writers: list[PairWriter] = []
         self.next_journal = time.monotonic() + JOURNAL_SECONDS
         self._pending: deque[tuple[Slot, list[_Piece]]] = deque()
         self._slot: Slot | None = None
@@ -257,7 +256,7 @@ class UnitTokenizer:
         if pieces[-1].last and more and time.monotonic() > self.next_journal:
             self._write_journal()
 
-    def _write(self, key: str, writer: "Writer", column: "Column", slot: "Slot") -> None:
+    def _write(self, key: str, writer: PairWriter, column: "Column", slot: "Slot") -> None:
         """Write the ids or the mask of one key."""
         import numpy as np
 
@@ -339,17 +338,16 @@ class UnitTokenizer:
 
     def _open(self) -> None:
         """Create the files of each key, or resume from the journal of an earlier attempt."""
-        output_format = formats.get(self.basis.output_format)
         destinations = [
             Destination(self.workspace, number, key, f"{self.spec.name}_{key}_document", self.basis.get_dtype(key))
             for number, key in enumerate(self.basis.keys)
         ]
-        journal = self._read_journal(output_format, destinations)
+        journal = self._read_journal(destinations)
         if journal is None:
-            self.writers = [output_format.start(destination) for destination in destinations]
+            self.writers = [start_pair(destination) for destination in destinations]
             self._quarantine = self._open_quarantine(0)
             return
-        self.writers = [output_format.resume(*column) for column in zip(destinations, journal.columns, strict=True)]
+        self.writers = [resume_pair(*column) for column in zip(destinations, journal.columns, strict=True)]
         self.counts, self.done, self.parts = journal.counts, journal.done, journal.parts
         self.workspace.inputs = journal.inputs
         self._quarantine = self._open_quarantine(journal.rejected_bytes)
@@ -358,14 +356,14 @@ class UnitTokenizer:
     def _open_quarantine(self, keep: int) -> Quarantine:
         return Quarantine(self.workspace, self.spec.name, self.shared.options.max_bad_records, self.counts, keep)
 
-    def _read_journal(self, output_format: Format, destinations: list[Destination]) -> Journal | None:
+    def _read_journal(self, destinations: list[Destination]) -> Journal | None:
         """Return an earlier attempt's journal, or None if the files do not match and the unit must start again."""
         tree = self.workspace.tree
         try:
             journal = Journal.from_json(read_json(self.workspace.path("journal.json"), tree=tree))
             if len(journal.columns) != len(destinations) or journal.done > len(self.spec.inputs):
                 return None
-            if not all(output_format.can_resume(*column) for column in zip(destinations, journal.columns, strict=True)):
+            if not all(can_resume_pair(*column) for column in zip(destinations, journal.columns, strict=True)):
                 return None
         except ValueError:  # missing, written by an earlier version, or damaged: it may not match the files
             return None

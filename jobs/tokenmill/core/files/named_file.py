@@ -5,7 +5,7 @@
 
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -40,61 +40,33 @@ def naming(operation: str, path: str | Path) -> Iterator[None]:
         raise
 
 
+def _name_errors(operation: str, method: Callable[..., Any]) -> Any:
+    """Return a method of a file whose errors name it; no context manager, because the calls are frequent."""
+
+    def call(file: "NamedFile", *arguments: Any) -> Any:
+        try:
+            return method(file, *arguments)
+        except OSError as error:
+            add_name(error, operation, file.name)
+            raise
+
+    return call
+
+
 class NamedFile(io.FileIO):
-    """A file without a buffer whose errors name it; no context manager, because the calls are frequent."""
+    """A file without a buffer whose errors name it."""
 
     def __init__(self, file: str | int, mode: str, path: str | Path) -> None:
         """Open a path, or take over a handle; `path` is the path in messages."""
         super().__init__(file, mode)
         self.name = str(path)
 
-    def read(self, size: int | None = -1, /) -> Any:
-        """Read at most `size` bytes."""
-        try:
-            return super().read(-1 if size is None else size)
-        except OSError as error:
-            add_name(error, "read", self.name)
-            raise
-
-    def readall(self) -> Any:
-        """Read the rest."""
-        try:
-            return super().readall()
-        except OSError as error:
-            add_name(error, "read", self.name)
-            raise
-
-    def readinto(self, buffer: Any, /) -> Any:
-        """Read into a buffer."""
-        try:
-            return super().readinto(buffer)
-        except OSError as error:
-            add_name(error, "read", self.name)
-            raise
-
-    def write(self, data: Any, /) -> Any:
-        """Write a part of the data; return its size."""
-        try:
-            return super().write(data)
-        except OSError as error:
-            add_name(error, "write", self.name)
-            raise
-
-    def truncate(self, size: int | None = None, /) -> int:
-        """Set the size."""
-        try:
-            return super().truncate(size)
-        except OSError as error:
-            add_name(error, "truncate", self.name)
-            raise
-
-    def close(self) -> None:
-        """Close the file."""
-        try:
-            super().close()
-        except OSError as error:
-            add_name(error, "close", self.name)
-            raise
+    read = _name_errors("read", io.FileIO.read)
+    readall = _name_errors("read", io.FileIO.readall)
+    readinto = _name_errors("read", io.FileIO.readinto)
+    write = _name_errors("write", io.FileIO.write)
+    truncate = _name_errors("truncate", io.FileIO.truncate)
+    close = _name_errors("close", io.FileIO.close)
 
 
 def open_handle(handle: int, mode: str, path: str | Path, buffering: int = -1) -> "BufferedRandom":

@@ -26,7 +26,6 @@ _SECRET_VALUE = re.compile(r"[^\s<>|]{8,}")
 
 SEQ_LENGTH_NAMES = ("seq_length", "seq_len", "sequence_length", "training.seq_len", "max_seq_length", "block_size")
 GLOBAL_BATCH_NAMES = ("global_batch_size", "global_batch", "training.global_batch_size", "training.globalBatchSize")
-SEED_NAMES = ("seed", "training.seed", "data_seed")
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]

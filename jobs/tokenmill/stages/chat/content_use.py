@@ -89,6 +89,8 @@ class _Content(_Text):
 class TracedEnvironment(TemplateEnvironment):
     """An environment that records the constants with which a template compares contents."""
 
+    intercepted_binops = frozenset("%")
+
     def __init__(self) -> None:
         """Replace the filters and tests."""
         super().__init__()

@@ -4,7 +4,7 @@ A chat template comes with a tokenizer, so it is a program from the internet. `T
 Jinja's sandbox:
 
 - A template reads the methods of text, lists and objects that change nothing, and no other attribute.
-- It prints text, numbers, lists and objects, and no other value: the text of a Python object contains its address.
+- `{{ }}` and `~` print text, numbers, lists and objects: the text of another Python object contains its address.
 
 `stages.chat.limits` limits the time and the memory of a render.
 
@@ -13,18 +13,16 @@ loop controls, its `tojson`, and the tag `generation`.
 """
 
 import json
-from collections.abc import Callable
 from types import BuiltinMethodType, MethodType
 from typing import Any
 
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension
-from jinja2.filters import make_attrgetter
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro, Undefined
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
-from jinja2.utils import Cycler, Joiner, Namespace, pass_environment
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Cycler, Joiner, Namespace
 from jinja2.visitor import NodeTransformer
 from markupsafe import Markup
 
@@ -88,26 +86,8 @@ class GenerationTag(Extension):
         return [first, nodes.Scope(body).set_lineno(line), last]
 
 
-class _Formatter(SandboxedFormatter):
-    """`str.format` without the texts of Python objects."""
-
-    def __init__(self, environment: "TemplateEnvironment") -> None:
-        super().__init__(environment)
-        self._environment = environment
-
-    def format_field(self, value: Any, format_spec: str) -> Any:
-        self._environment.check_printed(value)
-        return super().format_field(value, format_spec)
-
-    def convert_field(self, value: Any, conversion: Any) -> Any:
-        self._environment.check_printed(value)
-        return super().convert_field(value, conversion)
-
-
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
     """The environment of one chat template in one thread."""
-
-    intercepted_binops = frozenset("%")
 
     generation_start = ""
     generation_end = ""
@@ -125,9 +105,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         }
         for name in ("random", "xmlattr", "urlize", "pprint", "wordwrap"):
             del self.filters[name]
-        self.filters |= {"join": _join, "trim": self._trim, "tojson": self._to_json, "~": self._concatenate}
-        for name in _TEXT_FILTERS:
-            self.filters[name] = self._check_filter(self.filters[name])
+        self.filters |= {"tojson": self._to_json, "~": self._concatenate}
 
     def prepare(self, tree: nodes.Template) -> nodes.Template:
         """Return the syntax tree of a template in which the operator `~` checks what it prints."""
@@ -137,8 +115,10 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     # -- text of values
 
-    def check_printed(self, value: Any) -> None:
-        """Refuse to print anything but text, numbers, lists and objects: a function, a generator, a namespace."""
+    def text(self, value: Any) -> str:
+        """Return the text of a value, as `{{ value }}` prints it; refuse a function, a generator and a namespace."""
+        if type(value) is str:
+            return value
         stack = [value]
         while stack:
             item = stack.pop()
@@ -151,24 +131,10 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
                 raise SecurityError(
                     f"it prints a {type(item).__name__}, which is not text, a number, a list or an object"
                 )
-
-    def text(self, value: Any) -> str:
-        """Return the text of a value, as `{{ value }}` prints it."""
-        if type(value) is str:
-            return value
-        self.check_printed(value)
         return str(value)
-
-    # -- operators
 
     def _concatenate(self, values: list[Any]) -> str:
         return self.concat([self.text(value) for value in values])
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Return the result of `%`, which formats text."""
-        if isinstance(left, str):
-            self.check_printed(right)
-        return super().call_binop(context, operator, left, right)
 
     # -- attributes and calls
 
@@ -202,24 +168,6 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
                 return self.undefined(obj=obj, name=argument)
         return super().getitem(obj, argument)
 
-    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Return `str.format` and `str.format_map` that check what they print, and None for any other value."""
-        if (
-            not isinstance(value, BuiltinMethodType)
-            or value.__name__ not in ("format", "format_map")
-            or not isinstance(value.__self__, str)
-        ):
-            return None
-        template, by_map = str(value.__self__), value.__name__ == "format_map"
-
-        def format_text(*args: Any, **kwargs: Any) -> str:
-            if by_map:
-                (mapping,) = args
-                return _Formatter(self).vformat(template, (), mapping)
-            return _Formatter(self).vformat(template, args, kwargs)
-
-        return format_text
-
     def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
         """Refuse an attribute at once; Jinja's sandbox would print it as an empty text."""
         raise SecurityError(f"it reads {attribute!r} of a {type(obj).__name__}, which a chat template cannot read")
@@ -234,9 +182,6 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     # -- filters
 
-    def _trim(self, value: Any, chars: str | None = None) -> str:
-        return (value if isinstance(value, str) else self.text(value)).strip(chars)
-
     @staticmethod
     def _to_json(
         value: Any,
@@ -249,37 +194,6 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         if not (ensure_ascii or sort_keys or indent is not None or separators is not None):
             return _encode_json(value)
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-    def _check_filter(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a filter of text that checks what it prints: its value, and what it formats."""
-        pass_arg = getattr(function, "jinja_pass_arg", None)
-        skip = int(pass_arg is not None)
-
-        def checked(*args: Any, **kwargs: Any) -> Any:
-            value, *others = args[skip:]
-            self.check_printed((others, kwargs))
-            text = value if isinstance(value, str) else self.text(value)
-            return function(*args[:skip], text, *others, **kwargs)
-
-        if pass_arg is not None:
-            checked.jinja_pass_arg = pass_arg  # type: ignore[attr-defined]
-        return checked
-
-
-@pass_environment
-def _join(environment: TemplateEnvironment, value: Any, d: Any = "", attribute: Any = None) -> str:
-    """Join the texts of items, as Jinja's filter without autoescaping."""
-    if attribute is not None:
-        value = map(make_attrgetter(environment, attribute), value)
-    texts = [environment.text(item) for item in value]
-    return environment.text(d).join(texts)
-
-
-_TEXT_FILTERS = _words(
-    "capitalize center e escape forceescape format indent lower upper replace safe string striptags title truncate "
-    "wordcount"
-)
-"""Filters that convert their value to text."""
 
 
 class _Concatenations(NodeTransformer):

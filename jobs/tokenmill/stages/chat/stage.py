@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from tokenmill.core.files.hashing import sha256_of
-from tokenmill.datasets import formats
 from tokenmill.datasets.contract import CHAT, CHAT_KEY, MASK_KEY, ChatBasis, PairBasis, ResolvedTokenizer
 from tokenmill.engine.record import Plan, StageRecord
 from tokenmill.errors import InputError, RequestError, TemplateLimit
@@ -91,7 +90,6 @@ class Chat(PairStage):
             eod=None,
             special_tokens=False,
             dtype=tokenizer.dtype,
-            output_format=formats.DEFAULT,
             mask=MASK_KEY,
             template=rendering.source,
             rendering=_to_json(rendering),

@@ -59,11 +59,6 @@ def builtin_source(name: str) -> str:
     return (Path(__file__).parent / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
 
 
-def load_builtin(name: str, *, variables: Mapping[str, object] = MappingProxyType({})) -> "ChatTemplate":
-    """Return a template in `BUILTIN`; `variables` as in `ChatTemplate`."""
-    return ChatTemplate(builtin_source(name), name=f"the built-in template {name}", variables=variables)
-
-
 class ChatTemplate:
     """A compiled chat template; threads can share it.
 

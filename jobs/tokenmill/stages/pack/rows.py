@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 from tokenmill.core.files.mounts import retry_while_stale
 from tokenmill.core.files.paths import join_inside
 from tokenmill.core.files.tree import Tree
-from tokenmill.errors import InputError
+from tokenmill.errors import InputError, remake
 from tokenmill.packs.rows import Rows
 from tokenmill.stages.pack.assignment import StoredPair, padded
 
@@ -125,8 +125,7 @@ class PairReader:
             current = tree.size(name)
             raise InputError(
                 f"{path} {'is missing' if current is None else f'has {current} bytes'}, but pack has planned {size} "
-                f"bytes: run tokenmill {maker} again, which makes only the missing files, and then run this command "
-                "again"
+                f"bytes: {remake(f'tokenmill {maker}', same_size=False)}, and then run this command again"
             )
         with tree.open(path) as file:
             return _MappedFile(file, dtype)

@@ -20,7 +20,7 @@ from tokenmill.core.files.hashing import hash_file
 from tokenmill.core.files.paths import join_inside
 from tokenmill.datasets.dataset import Dataset, make_mask_prefix
 from tokenmill.engine.contract import FileEntry, Part
-from tokenmill.errors import VERIFY_HASHES_OPTION, InputError, RequestError
+from tokenmill.errors import InputError, RequestError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -110,15 +110,6 @@ class PackSource(Dataset):
         paths = [f"{prefix}.{suffix}" for prefix in prefixes for suffix in ("bin", "idx")]
         self.check_sizes(paths, "files that pack reads")
 
-    @property
-    def remedy(self) -> str:
-        """The remedy in messages about damaged files."""
-        if self.plan.adopted:
-            return "restore the pair that was adopted, or run the same tokenmill adopt again with --replace"
-        return (
-            f"run tokenmill {self.plan.command} again with {VERIFY_HASHES_OPTION}, which makes only the damaged files"
-        )
-
     def check_hash(self, name: str) -> None:
         """Refuse a file of the dataset whose content is not the one that its stage wrote (InputError)."""
         if hash_file(self.record.output / name, tree=self.record.tree) != self.hashes[name]:
@@ -128,7 +119,7 @@ class PackSource(Dataset):
         """Return the error for a file with another content."""
         return InputError(
             f"{join_inside(self.record.output, name)} is damaged, or is a file of another dataset: its hash differs "
-            f"from the one in the manifest of {self.plan.command}; {self.remedy}"
+            f"from the one in the manifest of {self.plan.command}; {self.get_remedy()}"
         )
 
     @property
@@ -277,7 +268,7 @@ class _MaskReader:
                 position = int((values > 1).argmax())
                 raise InputError(
                     f"{self._path}: the mask of token {first + position:,} is {values[position]}, but a mask is 0 or "
-                    f"1; {self._source.remedy}"
+                    f"1; {self._source.get_remedy()}"
                 )
             # Ranges without the first token; a sequence of one token has an empty one, which reduceat cannot add up.
             longer = np.flatnonzero(stops[block] - starts[block] > 1)
@@ -324,7 +315,7 @@ def _check_same_sequences(source: PackSource, pair: PairFiles, ids: _Index, mask
 
     assert pair.mask is not None  # noqa: S101
     names = f"{join_inside(source.record.output, pair.mask.prefix)} is not the mask of {pair.ids.prefix}"
-    remedy = source.remedy
+    remedy = source.get_remedy()
     if mask.dtype != np.uint8:
         raise InputError(f"{names}: its values are {mask.dtype.name}, but a mask has uint8; {remedy}")
     if len(mask.lengths) != len(ids.lengths):

@@ -100,28 +100,3 @@ def sample_shards(shards: int, dataset: str, sample: str | int, seed: int = 42) 
     digest = hashlib.sha256(f"{seed}:{dataset}".encode()).hexdigest()
     dice = random.Random(int(digest[:8], 16))
     return sorted(dice.sample(range(shards), max(0, min(count, shards))))
-
-
-def split_shards(
-    data_paths: Sequence[str], shards: int, *, valid_shards: int = 1, test_shards: int = 1, seed: int = 42
-) -> dict[str, list[str]]:
-    """Divide the shards of all datasets into train, valid and test at random.
-
-    `data_paths` and each result are flat lists of weight and path, as Megatron-LM has them. The result names each shard
-    of each dataset: `path_000000` to the last of `shards`. test takes its shards first, then valid, then train.
-    """
-    pool = [
-        (weight, f"{path}_{shard:06d}")
-        for weight, path in zip(data_paths[::2], data_paths[1::2], strict=True)
-        for shard in range(shards)
-    ]
-    random.Random(seed).shuffle(pool)
-    test, valid, train = (
-        pool[:test_shards],
-        pool[test_shards : test_shards + valid_shards],
-        pool[test_shards + valid_shards :],
-    )
-    return {
-        split: [text for pair in pairs for text in pair]
-        for split, pairs in (("train", train), ("valid", valid), ("test", test))
-    }

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
@@ -16,6 +16,9 @@ import xxhash
 from tokenmill.core.files.named_file import open_file
 from tokenmill.datasets.formats.base import REMAKE, Problem
 from tokenmill.datasets.formats.indexed.reader import Array, DamagedPair, Index, dtype_code, dtype_for, open_index
+
+if TYPE_CHECKING:
+    from tokenmill.engine.contract import FileEntry
 
 CHUNK = 1 << 20
 """Index entries that are checked at a time."""
@@ -41,27 +44,26 @@ def check_pair(
     *,
     vocab_size: int | None = None,
     eod: int | None = None,
-    expected: Mapping[str, Any] | None = None,
+    files: "Mapping[str, FileEntry] | None" = None,
     full: bool = True,
     foreign_remedy: str | None = None,
 ) -> list[Problem]:
     """Return the problems of `<prefix>.bin` and `<prefix>.idx`; a valid pair has none.
 
-    `expected` holds values of a receipt: any of `bin_bytes`, `idx_bytes`, `bin_xxh3`, `idx_xxh3` (128 bits,
-    hexadecimal). `examine` explains the other arguments.
+    `files` has the entries of both files in the receipt, by suffix. `examine` explains the other arguments.
     """
-    expected = expected or {}
+    files = files or {}
     problems: list[Problem] = []
     remedy = foreign_remedy or REMAKE
-    for suffix in ("bin", "idx"):
+    for suffix, entry in files.items():
         path = Path(f"{prefix}.{suffix}")
-        if path.is_file() and expected.get(f"{suffix}_bytes", path.stat().st_size) != path.stat().st_size:
-            description = f"it has {path.stat().st_size:,} bytes, but its receipt has {expected[f'{suffix}_bytes']:,}"
+        if path.is_file() and path.stat().st_size != entry.bytes:
+            description = f"it has {path.stat().st_size:,} bytes, but its receipt has {entry.bytes:,}"
             problems.append(Problem(path, description, remedy))
     examination = examine(prefix, vocab_size=vocab_size, eod=eod, full=full, foreign_remedy=foreign_remedy)
     problems += examination.problems
     for suffix, digest in examination.hashes.items():
-        if (recorded := expected.get(f"{suffix}_xxh3", digest)) != digest:
+        if suffix in files and (recorded := files[suffix].xxh3_128) != digest:
             description = (
                 f"its content changed after it was written: its xxh3-128 is {digest}, its receipt has {recorded}"
             )
