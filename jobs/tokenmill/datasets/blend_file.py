@@ -4,7 +4,6 @@ The first is a text of prefixes, or of weights and prefixes in turn, separated b
 object with such a list, or null, for each of train, valid and test. `tokenmill blend` writes both.
 """
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -66,7 +65,7 @@ def parse_blend_list(items: Sequence[str], label: str) -> list[WeightedSource]:
     """Return the datasets of a flat list: prefixes, or weights and prefixes in turn, as Megatron-LM reads it.
 
     Raises:
-        RequestError: the list is empty, or has a weight that is not a positive number, or lacks a prefix.
+        RequestError: the list is empty, or lacks a prefix. `datasets.sources` checks the weights.
     """
     if not items:
         raise RequestError(f"{label} names no dataset; add the prefix of a pair")
@@ -77,9 +76,6 @@ def parse_blend_list(items: Sequence[str], label: str) -> list[WeightedSource]:
         return [WeightedSource(item) for item in items]
     if len(items) % 2:
         raise RequestError(f"{label} has a weight without a prefix at its end; add the prefix or remove the weight")
-    for weight in weights:
-        if weight is None or not 0 < weight < math.inf:
-            raise RequestError(f"{label} has the weight {weight}: it must be above 0; correct it")
     return [WeightedSource(path, weight) for path, weight in zip(items[1::2], weights, strict=True)]
 
 

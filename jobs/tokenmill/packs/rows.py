@@ -1,5 +1,7 @@
 """Rows of packed sequences, as writers receive them."""
 
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -47,6 +49,16 @@ class Rows(NamedTuple):
     def row_count(self) -> int:
         """The number of rows."""
         return len(self.bounds) - 1
+
+    def to_columns(self) -> "Iterator[dict[str, list[int]]]":
+        """Yield the columns of each row that all formats have."""
+        starts = self.starts_in_rows
+        for (begin, end), (first, last) in zip(pairwise(self.bounds), pairwise(self.row_sequences), strict=True):
+            yield {
+                "input_ids": self.ids[begin:end].tolist(),
+                "loss_mask": self.mask[begin:end].tolist(),
+                "seq_start_id": starts[first:last].tolist(),
+            }
 
     @property
     def starts_in_rows(self) -> "Array":

@@ -3,6 +3,7 @@
 The two last keys, `source` and `row`, have the source file and the record there of each sequence.
 """
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tokenmill.packs.writers.base import ShardInfo, ShardWriter
@@ -34,18 +35,12 @@ class _JsonlWriter:
     def add(self, rows: "Rows") -> None:
         import orjson
 
-        starts = rows.starts_in_rows
-        for number in range(rows.row_count):
-            begin, end = rows.bounds[number : number + 2]
-            first, last = rows.row_sequences[number : number + 2]
-            row = {
-                "input_ids": rows.ids[begin:end].tolist(),
-                "loss_mask": rows.mask[begin:end].tolist(),
-                "seq_start_id": starts[first:last].tolist(),
+        for columns, (first, last) in zip(rows.to_columns(), pairwise(rows.row_sequences), strict=True):
+            origin = {
                 "source": [self._sources[i] for i in rows.source[first:last].tolist()],
                 "row": rows.record[first:last].tolist(),
             }
-            self._output.write(orjson.dumps(row) + b"\n")
+            self._output.write(orjson.dumps(columns | origin) + b"\n")
 
     def finish(self) -> None:
         """Do nothing: the file has no end marker."""

@@ -51,15 +51,7 @@ class _NpyWriter:
         output.write(_body(False) + pickle.EMPTY_LIST)
 
     def add(self, rows: "Rows") -> None:
-        starts = rows.starts_in_rows
-        for number in range(rows.row_count):
-            begin, end = rows.bounds[number : number + 2]
-            first, last = rows.row_sequences[number : number + 2]
-            row = {
-                "input_ids": rows.ids[begin:end].tolist(),
-                "loss_mask": rows.mask[begin:end].tolist(),
-                "seq_start_id": starts[first:last].tolist(),
-            }
+        for row in rows.to_columns():
             self._output.write(_body(row) + pickle.APPEND)
 
     def finish(self) -> None:

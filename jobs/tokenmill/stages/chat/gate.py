@@ -5,7 +5,8 @@ result: the answer's text or the token that ends it is not rendered, or a prompt
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -118,27 +119,20 @@ def _writes_blank(backend: JsonObject) -> bool:
 
 def _has_messages(options: ChatOptions, rows: Sequence[Row]) -> bool:
     """Return whether a row is a conversation; without valid rows, assume it."""
-    settings = options.encoding(Rendering(source=None)).rows
-    kinds = []
-    for row in rows:
-        try:
-            kinds.append(isinstance(read_row(row.value, settings, columnar=row.columnar), PromptAnswer))
-        except BadRow:
-            continue
-    return not kinds or not all(kinds)
+    sources = list(_read_valid_rows(options, rows))
+    return not sources or any(isinstance(source, Conversation) for source in sources)
 
 
 def _have_tools(options: ChatOptions, rows: Sequence[Row]) -> bool:
     """Return whether a valid row has tools."""
+    return any(isinstance(source, Conversation) and source.tools for source in _read_valid_rows(options, rows))
+
+
+def _read_valid_rows(options: ChatOptions, rows: Sequence[Row]) -> Iterator[Conversation | PromptAnswer]:
     settings = options.encoding(Rendering(source=None)).rows
     for row in rows:
-        try:
-            source = read_row(row.value, settings, columnar=row.columnar)
-        except BadRow:
-            continue
-        if isinstance(source, Conversation) and source.tools:
-            return True
-    return False
+        with suppress(BadRow):
+            yield read_row(row.value, settings, columnar=row.columnar)
 
 
 def _read_special_tokens(
@@ -286,12 +280,7 @@ def _probe_with_rows(
 def _find_variables(options: ChatOptions, rows: Sequence[Row]) -> list[JsonObject]:
     """Return the different `chat_template_kwargs` of the rows."""
     variables: list[JsonObject] = []
-    settings = options.encoding(Rendering(source=None)).rows
-    for row in rows:
-        try:
-            source = read_row(row.value, settings, columnar=row.columnar)
-        except BadRow:
-            continue
+    for source in _read_valid_rows(options, rows):
         if not isinstance(source, PromptAnswer) and source.variables and source.variables not in variables:
             variables.append(source.variables)
     return variables

@@ -27,7 +27,7 @@ from tokenmill.core.printing import format_bytes
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.records.block_kinds import MEMORY_PER_RECORD_BYTE
 from tokenmill.tokenize.engines import REFERENCE
-from tokenmill.tokenize.gate import child_environment
+from tokenmill.tokenize.gate import child_environment, describe_exit
 from tokenmill.tokenize.workers.encoder_process import (
     Column,
     EncodedBlock,
@@ -220,7 +220,7 @@ class _EncoderChild:
 
     def describe_end(self, code: int) -> str:
         """Return why the process ended: a timeout of the socket, or what the exit code shows."""
-        return self._stall or _describe_exit(code)
+        return self._stall or describe_exit(code, "")
 
     def end(self) -> int:
         """End the process; return the exit code if it had already ended (negative for a signal), otherwise 0."""
@@ -434,13 +434,6 @@ class _SupervisedProcess:
             self._reference.kill()
         for slot in self.slots:
             slot.close()
-
-
-def _describe_exit(code: int) -> str:
-    if code < 0:
-        name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
-        return f"was killed ({name})" if -code == signal.SIGKILL else f"crashed ({name})"
-    return f"ended with exit code {code}"
 
 
 class EncoderProcesses:
