@@ -211,7 +211,7 @@ def test_a_crash_of_an_encoder_process_changes_no_byte(
     run = forge.start(command)
     while not (files := list(output.glob(".tokenmill/chat/attempts/*/bin-0"))) or not files[0].stat().st_size:
         assert run.poll(0.002) is None, run.output
-    (encoder,) = children(run.pid, "tokens.workers.encoder_process")
+    (encoder,) = children(run.pid, "tokenize.workers.encoder_process")
     os.kill(encoder, signal.SIGKILL)
     assert run.wait() == 0, run.output
     assert "was killed (SIGKILL); Hugging Face encodes its records" in run.output

@@ -60,20 +60,20 @@ def test_a_killed_encoder_is_replaced(
     forge: Forge, inputs: Path, prepared: Path, reference: dict[str, bytes], tmp_path: Path
 ) -> None:
     run = paused(forge, inputs, tmp_path / "out", prepared)
-    (encoder,) = children(run.pid, "tokens.workers.encoder_process")
+    (encoder,) = children(run.pid, "tokenize.workers.encoder_process")
     os.kill(encoder, signal.SIGKILL)
     os.kill(run.pid, signal.SIGCONT)
     assert run.wait() == 0, run.output
     assert "warning: the encoder fastokens was killed (SIGKILL); Hugging Face encodes its records" in run.output
     assert_same_tree(tmp_path / "out", reference)
-    assert not children(run.pid, "tokens.workers.encoder_process")
+    assert not children(run.pid, "tokenize.workers.encoder_process")
 
 
 def test_an_encoder_that_hangs_is_replaced(
     forge: Forge, inputs: Path, prepared: Path, reference: dict[str, bytes], tmp_path: Path
 ) -> None:
     run = paused(forge, inputs, tmp_path / "out", prepared, "--encoder-patience", 10)  # an encoder loads in a second
-    (encoder,) = children(run.pid, "tokens.workers.encoder_process")
+    (encoder,) = children(run.pid, "tokenize.workers.encoder_process")
     os.kill(encoder, signal.SIGSTOP)
     os.kill(run.pid, signal.SIGCONT)
     assert run.wait() == 0, run.output
@@ -90,11 +90,11 @@ def test_encoders_end_with_a_run_that_is_killed(
     for i, path in enumerate(sorted(inputs.iterdir()) * 2):
         shutil.copy(path, twice / f"{i:02d}.jsonl")
     run = paused(forge, twice, tmp_path / "out", prepared, "--processes", count)
-    encoders = children(run.pid, "tokens.workers.encoder_process")
+    encoders = children(run.pid, "tokenize.workers.encoder_process")
     deadline = time.monotonic() + 30
     while len(encoders) < count:
         assert time.monotonic() < deadline, "no encoder process was forked"
-        encoders = encoders[:1] + children(encoders[0], "tokens.workers.encoder_process")
+        encoders = encoders[:1] + children(encoders[0], "tokenize.workers.encoder_process")
     os.kill(run.pid, signal.SIGKILL)
     assert run.wait() == -signal.SIGKILL
     deadline = time.monotonic() + 30
@@ -219,7 +219,7 @@ def encode_on_each(
 
 def test_an_encoder_process_loads_the_encoder_and_no_numpy(processes: Callable[..., EncoderProcesses]) -> None:
     encode(processes([]))
-    (encoder,) = children(os.getpid(), "tokens.workers.encoder_process")
+    (encoder,) = children(os.getpid(), "tokenize.workers.encoder_process")
     loaded = {Path(line.split()[-1]).parent.name for line in Path(f"/proc/{encoder}/maps").read_text().splitlines()}
     assert "fastokens" in loaded
     assert not {name for name in loaded if name.startswith(("numpy", "tokenizers"))}
@@ -227,7 +227,7 @@ def test_an_encoder_process_loads_the_encoder_and_no_numpy(processes: Callable[.
 
 def test_an_encoder_has_a_lower_priority(processes: Callable[..., EncoderProcesses]) -> None:
     encode(processes([]))
-    (encoder,) = children(os.getpid(), "tokens.workers.encoder_process")
+    (encoder,) = children(os.getpid(), "tokenize.workers.encoder_process")
     assert os.getpriority(os.PRIO_PROCESS, encoder) > os.getpriority(os.PRIO_PROCESS, 0)
 
 
@@ -245,7 +245,7 @@ def test_acquire_waits_until_half_of_the_slots_are_ready(
             slot.text.data[: len(LINES)] = LINES
             slot.submit([Segment(0, len(LINES), block_kinds.LINES, True)])
         if killed:
-            os.kill(children(os.getpid(), "tokens.workers.encoder_process")[0], signal.SIGKILL)
+            os.kill(children(os.getpid(), "tokenize.workers.encoder_process")[0], signal.SIGKILL)
         assert share.acquire() is None
         assert [slot.encoded is not None for slot in slots[: pool.SLOTS // 2]] == [True] * (pool.SLOTS // 2)
         assert {slot.result()[1][0].documents for slot in slots} == {50}
@@ -259,16 +259,16 @@ def test_an_encoder_that_always_crashes_is_replaced(processes: Callable[..., Enc
     exact: set[int] = set()
 
     def kill() -> None:
-        (encoder,) = set(children(os.getpid(), "tokens.workers.encoder_process")) - exact
+        (encoder,) = set(children(os.getpid(), "tokenize.workers.encoder_process")) - exact
         os.kill(encoder, signal.SIGKILL)
         while _state(encoder) != "Z":
             time.sleep(0.001)
 
     for _ in range(pool.MAX_FAILURES):
-        before = set(children(os.getpid(), "tokens.workers.encoder_process"))
+        before = set(children(os.getpid(), "tokenize.workers.encoder_process"))
         assert encode(running, kill) == expected
         exact = exact or {
-            min(set(children(os.getpid(), "tokens.workers.encoder_process")) - before)
+            min(set(children(os.getpid(), "tokenize.workers.encoder_process")) - before)
         }  # Hugging Face's process started first
     assert len(warnings) == pool.MAX_FAILURES
     assert "Hugging Face encodes all remaining records" in warnings[-1]
@@ -290,7 +290,7 @@ def test_a_failure_of_hugging_face_too_is_transient(
 
     def break_both() -> None:
         copy.write_text("{}")
-        os.kill(children(os.getpid(), "tokens.workers.encoder_process")[0], signal.SIGKILL)
+        os.kill(children(os.getpid(), "tokenize.workers.encoder_process")[0], signal.SIGKILL)
 
     with pytest.raises(
         TransientError, match=r"fastokens was killed \(SIGKILL\), and Hugging Face failed on the same records"
@@ -304,17 +304,17 @@ def test_an_encoder_that_grows_is_replaced_between_two_blocks(
     warnings: list[str] = []
     running = processes(warnings)
     expected = encode(running)
-    before = children(os.getpid(), "tokens.workers.encoder_process")
+    before = children(os.getpid(), "tokenize.workers.encoder_process")
     monkeypatch.setattr(pool, "MAX_GROWTH", -(1 << 40))
     assert [encode(running) for _ in range(3)] == [expected] * 3
-    assert set(before).isdisjoint(children(os.getpid(), "tokens.workers.encoder_process"))
+    assert set(before).isdisjoint(children(os.getpid(), "tokenize.workers.encoder_process"))
     assert not warnings
 
 
 def find_encoders() -> tuple[int, list[int]]:
     """Return the process that loaded the encoder, and the processes that it forked."""
-    (loader,) = children(os.getpid(), "tokens.workers.encoder_process")
-    return loader, children(loader, "tokens.workers.encoder_process")
+    (loader,) = children(os.getpid(), "tokenize.workers.encoder_process")
+    return loader, children(loader, "tokenize.workers.encoder_process")
 
 
 @pytest.mark.parametrize("encoder", ["fastokens", "gigatoken", "hf"])
@@ -326,10 +326,10 @@ def test_one_encoder_process_loads_for_all(processes: Callable[..., EncoderProce
     assert encode_on_each(running, 3) == [expected] * 3
     loaders = [
         pid
-        for pid in children(os.getpid(), "tokens.workers.encoder_process")
-        if children(pid, "tokens.workers.encoder_process")
+        for pid in children(os.getpid(), "tokenize.workers.encoder_process")
+        if children(pid, "tokenize.workers.encoder_process")
     ]
-    assert [len(children(pid, "tokens.workers.encoder_process")) for pid in loaders] == [2]
+    assert [len(children(pid, "tokenize.workers.encoder_process")) for pid in loaders] == [2]
     assert not warnings
 
 
@@ -375,7 +375,7 @@ def test_a_loader_that_dies_too_early_is_one_failure(processes: Callable[..., En
     """If each waiting process counted a failure, one crash would replace many processes by Hugging Face."""
     warnings: list[str] = []
     running = processes(warnings, count=pool.MAX_FAILURES + 1)
-    (loader,) = children(os.getpid(), "tokens.workers.encoder_process")
+    (loader,) = children(os.getpid(), "tokenize.workers.encoder_process")
     os.kill(loader, signal.SIGKILL)
     expected = encode(processes([]))
     assert encode_on_each(running, pool.MAX_FAILURES + 1) == [expected] * (pool.MAX_FAILURES + 1)
@@ -431,7 +431,7 @@ def test_a_low_limit_of_open_files_reduces_encoders(prepared: Path) -> None:
 
 def test_encoders_without_a_task_end() -> None:
     running = EncoderProcesses(3, timeout_seconds=60.0, warn=lambda _: None)
-    started = children(os.getpid(), "tokens.workers.encoder_process")
+    started = children(os.getpid(), "tokenize.workers.encoder_process")
     assert len(started) == 1
     running.close()
     assert all(_gone(pid) for pid in started)
@@ -442,9 +442,9 @@ def test_without_forks_each_process_loads(
 ) -> None:
     expected = encode(processes([]))
     monkeypatch.delattr(os, "pidfd_open")
-    before = children(os.getpid(), "tokens.workers.encoder_process")
+    before = children(os.getpid(), "tokenize.workers.encoder_process")
     assert encode_on_each(processes([], count=3), 3) == [expected] * 3
-    assert len(children(os.getpid(), "tokens.workers.encoder_process")) == len(before) + 3
+    assert len(children(os.getpid(), "tokenize.workers.encoder_process")) == len(before) + 3
 
 
 def test_all_encoders_end_and_their_time_is_counted(processes: Callable[..., EncoderProcesses]) -> None:

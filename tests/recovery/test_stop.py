@@ -167,7 +167,7 @@ def test_a_long_unit_resumes_after_its_journal(
         assert run.wait() == -signal.SIGKILL, run.output
     else:  # with an encoder that hangs: otherwise the run might finish the last files before it handles the signal
         assert run.wait() == "stopped", run.output
-        (encoder,) = children(run.pid, "tokens.workers.encoder_process")
+        (encoder,) = children(run.pid, "tokenize.workers.encoder_process")
         os.kill(encoder, signal.SIGSTOP)
         os.kill(run.pid, signal.SIGTERM)
         os.kill(run.pid, signal.SIGCONT)

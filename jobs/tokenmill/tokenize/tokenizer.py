@@ -8,7 +8,7 @@
     special.json    the special tokens that a text can contain
     full.json       with `special_in_text` split: the backend with its special tokens, which backend.json then lacks
     resolved.json   ResolvedTokenizer
-    verdict.json    tokens.gate.Verdict: the encoder, and the reasons against the others
+    verdict.json    gate.Verdict: the encoder, and the reasons against the others
 
 This module does not import transformers. Only a subprocess imports it (`tokenize.resolve`), because the files of a
 tokenizer are untrusted.
