@@ -184,7 +184,7 @@ def test_preprocess_while_planning(forge: Forge, corpus: Path, tmp_path: Path) -
     }  # a cached verdict counts the texts of the first corpus that used it
     forge.complete(["preprocess", corpus, reference, *options], **uncached)
     run = forge.start(command, **uncached)
-    while not children(run.pid, "tokens.gate"):
+    while not children(run.pid, "tokenize.gate"):
         assert run.poll(0.001) is None, run.output
     assert run.poll(random.Random(SEED).uniform(0, 0.1)) is None, run.output
     run.kill(group=False)

@@ -12,7 +12,7 @@ import pytest
 from support.corpus import TOKENIZER, text
 from support.runs import children, tokenmill
 
-LOADER, GATE = "tokens.resolve", "tokens.gate"
+LOADER, GATE = "tokenize.resolve", "tokenize.gate"
 SECONDS = 300.0
 """Timeout in seconds: planning takes seconds, and many of them on a busy machine."""
 
