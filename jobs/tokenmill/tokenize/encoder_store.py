@@ -114,8 +114,12 @@ class Encoders:
         )
 
     def _special(self, directory: Path) -> tuple[str, ...]:
-        """Return the special tokens that a text can contain."""
-        return tuple(read_json(directory / "special.json", tree=self.record.tree) or ())
+        """Return the special tokens that a text can contain; an earlier version of tokenmill stored no list of them."""
+        tokens = read_json(directory / "special.json", tree=self.record.tree)
+        if tokens is None:
+            added = (read_json(directory / "backend.json", tree=self.record.tree) or {}).get("added_tokens", [])
+            tokens = [token["content"] for token in added if token["special"]]
+        return tuple(token for token in tokens if isinstance(token, str))
 
     def _verdict(self, fingerprint: str, mode: EncodingMode, encoder: str) -> "Verdict | None":
         directory = self.directory(fingerprint, mode)
