@@ -19,7 +19,7 @@ from tokenmill.checkpoints.convert import exporter, importer
 from tokenmill.checkpoints.convert.initial_weights import find_problems
 from tokenmill.checkpoints.convert.output import ConversionOutput, FileToWrite
 from tokenmill.checkpoints.families import FAMILIES
-from tokenmill.checkpoints.families.tensors import derive_layout
+from tokenmill.checkpoints.families.shared.tensors import derive_layout
 from tokenmill.errors import RequestError
 from tokenmill.models.model import Model
 

@@ -17,7 +17,7 @@ from tokenmill.checkpoints.convert.exporter import plan_export
 from tokenmill.checkpoints.convert.metadata import CheckpointTensor, TensorPart, encode_metadata, read_metadata
 from tokenmill.checkpoints.convert.model_card import DATASET, ExportedModel, write_model_card
 from tokenmill.checkpoints.convert.opcodes import write_text
-from tokenmill.checkpoints.families.tensors import LAYERS, VOCABULARY_KEYS
+from tokenmill.checkpoints.families.shared.tensors import LAYERS, VOCABULARY_KEYS
 from tokenmill.checkpoints.metadata import Damage
 from tokenmill.checkpoints.model_record import DataSource, ModelRecord
 from tokenmill.models.model import Model

@@ -52,7 +52,7 @@ UNTYPED = {
     ),
     "configuration files of Hugging Face's models": (
         "checkpoints/convert/huggingface checkpoints/convert/importer checkpoints/convert/exporter "
-        "checkpoints/convert/initial_weights checkpoints/families/config_reader checkpoints/model_record"
+        "checkpoints/convert/initial_weights checkpoints/families/shared/config_reader checkpoints/model_record"
     ),
     "the definition of JsonObject": "core/typed_json",
 }

@@ -92,8 +92,33 @@ class LineOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadingOptions(WindowOptions):
-    """How a stage that parses records reads its files."""
+class RecordOptions(WindowOptions):
+    """The limit of a record, and what a stage that parses records does with a bad one."""
+
+    max_record_size: Annotated[
+        int | None,
+        Option(
+            "Largest accepted record, such as 64MB; MB is MiB. Default: limited by the available memory.",
+            parse=parse_size_limit,
+            chart="dataset.maxRecordSize",
+        ),
+    ] = None
+    on_bad_record: Annotated[
+        str,
+        Option(
+            "fail, or quarantine: copy bad records to the directory rejected/ of the output, and continue.",
+            choices=("fail", "quarantine"),
+            chart="onBadRecord",
+        ),
+    ] = "fail"
+    max_bad_records: Annotated[
+        int, Option("With quarantine: maximum number of bad records of each output.", minimum=0, chart="maxBadRecords")
+    ] = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadingOptions(RecordOptions):
+    """How a stage that encodes records reads its files."""
 
     format: Annotated[
         str | None,
@@ -111,14 +136,6 @@ class ReadingOptions(WindowOptions):
             choices=("file", "line"),
             chart="dataset.txtDocument",
             chart_of="preprocess",
-        ),
-    ] = None
-    max_record_size: Annotated[
-        int | None,
-        Option(
-            "Largest accepted record, such as 64MB; MB is MiB. Default: limited by the available memory.",
-            parse=parse_size_limit,
-            chart="dataset.maxRecordSize",
         ),
     ] = None
 

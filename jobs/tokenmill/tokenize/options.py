@@ -65,17 +65,6 @@ class EncodingOptions(TokenizerOptions, ReadingOptions):
     encoder_patience: Annotated[
         float, Option("Seconds without a result after which an encoder is replaced.", minimum=0.1)
     ] = 120.0
-    on_bad_record: Annotated[
-        str,
-        Option(
-            "fail, or quarantine: copy bad records to the directory rejected/ of the output, and continue.",
-            choices=("fail", "quarantine"),
-            chart="onBadRecord",
-        ),
-    ] = "fail"
-    max_bad_records: Annotated[
-        int, Option("With quarantine: maximum number of bad records of each output.", minimum=0, chart="maxBadRecords")
-    ] = 1000
 
     @property
     def append_eod(self) -> bool:

@@ -6,8 +6,10 @@ command. Input: $. Output: JSON.
 {{- define "dataset-chat.options" -}}
 {{- dict
       "zstd-window" .Values.dataset.zstdWindow
-      "format" .Values.dataset.format
       "max-record-size" .Values.dataset.maxRecordSize
+      "on-bad-record" .Values.onBadRecord
+      "max-bad-records" .Values.maxBadRecords
+      "format" .Values.dataset.format
       "tokenizer-revision" .Values.tokenizer.revision
       "eod-token" .Values.tokenizer.eodToken
       "tokenizer-source" .Values.tokenizer.source
@@ -15,8 +17,6 @@ command. Input: $. Output: JSON.
       "name" .Values.dataset.name
       "encoder" .Values.encoder
       "verify-encoder" .Values.verifyEncoder
-      "on-bad-record" .Values.onBadRecord
-      "max-bad-records" .Values.maxBadRecords
       "date" .Values.rows.date
       "messages" .Values.dataset.messages
       "tools" .Values.dataset.tools

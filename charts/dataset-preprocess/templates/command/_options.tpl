@@ -6,9 +6,11 @@ command. Input: $. Output: JSON.
 {{- define "dataset-preprocess.options" -}}
 {{- dict
       "zstd-window" .Values.dataset.zstdWindow
+      "max-record-size" .Values.dataset.maxRecordSize
+      "on-bad-record" .Values.onBadRecord
+      "max-bad-records" .Values.maxBadRecords
       "format" .Values.dataset.format
       "txt-document" .Values.dataset.txtDocument
-      "max-record-size" .Values.dataset.maxRecordSize
       "tokenizer-revision" .Values.tokenizer.revision
       "eod-token" .Values.tokenizer.eodToken
       "tokenizer-source" .Values.tokenizer.source
@@ -16,8 +18,6 @@ command. Input: $. Output: JSON.
       "name" .Values.dataset.name
       "encoder" .Values.encoder
       "verify-encoder" .Values.verifyEncoder
-      "on-bad-record" .Values.onBadRecord
-      "max-bad-records" .Values.maxBadRecords
       "append-eod" .Values.tokenizer.appendEod
       "special-tokens" .Values.tokenizer.specialTokens
       "special-in-text" .Values.tokenizer.specialInText

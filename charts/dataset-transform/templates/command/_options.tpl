@@ -6,15 +6,15 @@ command. Input: $. Output: JSON.
 {{- define "dataset-transform.options" -}}
 {{- dict
       "zstd-window" .Values.dataset.zstdWindow
+      "max-record-size" .Values.dataset.maxRecordSize
+      "on-bad-record" .Values.onBadRecord
+      "max-bad-records" .Values.maxBadRecords
       "transform" .Values.function.name
       "shard-size" .Values.shards.size
       "shards" .Values.shards.number
       "output-format" .Values.shards.format
       "compression" .Values.shards.compression
       "format" .Values.dataset.format
-      "max-record-size" .Values.dataset.maxRecordSize
-      "on-bad-record" .Values.onBadRecord
-      "max-bad-records" .Values.maxBadRecords
       "sample" .Values.dataset.sampleFiles
       "include" .Values.dataset.include
       "exclude" .Values.dataset.exclude

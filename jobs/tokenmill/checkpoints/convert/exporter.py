@@ -32,7 +32,14 @@ from tokenmill.checkpoints.convert.model_card import ExportedModel, write_model_
 from tokenmill.checkpoints.convert.output import BLOCK_BYTES, ConversionOutput, FileToWrite
 from tokenmill.checkpoints.convert.safetensors import DTYPES, INDEX, SINGLE, encode_header, encode_index, list_some
 from tokenmill.checkpoints.families import FAMILIES
-from tokenmill.checkpoints.families.tensors import EMBEDDING, LAYERS, VOCABULARY_KEYS, WEIGHTS, HubTensor, TensorPiece
+from tokenmill.checkpoints.families.shared.tensors import (
+    EMBEDDING,
+    LAYERS,
+    VOCABULARY_KEYS,
+    WEIGHTS,
+    HubTensor,
+    TensorPiece,
+)
 from tokenmill.checkpoints.metadata import Damage
 from tokenmill.checkpoints.model_record import MODEL_RECORD, TOKENIZER, ModelRecord, read_model_record
 from tokenmill.checkpoints.repair import examine_tracked, list_checkpoints

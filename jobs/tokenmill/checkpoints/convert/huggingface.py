@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from tokenmill.checkpoints.convert.safetensors import SINGLE, read_json_file
 from tokenmill.checkpoints.families import choose_family, get_family
-from tokenmill.checkpoints.families.base import Family
-from tokenmill.checkpoints.families.config_reader import ConfigReader
-from tokenmill.checkpoints.families.tensors import derive_layout
+from tokenmill.checkpoints.families.shared.base import Family
+from tokenmill.checkpoints.families.shared.config_reader import ConfigReader
+from tokenmill.checkpoints.families.shared.tensors import derive_layout
 from tokenmill.errors import RequestError
 from tokenmill.models.model import Model, model_from_fields
 

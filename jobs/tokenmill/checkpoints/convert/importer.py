@@ -28,7 +28,7 @@ from tokenmill.checkpoints.convert.metadata import CheckpointTensor, TensorPart,
 from tokenmill.checkpoints.convert.output import BLOCK_BYTES, ConversionOutput, FileRecord, FileToWrite
 from tokenmill.checkpoints.convert.safetensors import DTYPES, StoredTensor, list_some, list_weight_files, read_tensors
 from tokenmill.checkpoints.convert.vocabulary import check_embedding_rows, describe_differences, read_vocabulary
-from tokenmill.checkpoints.families.tensors import HUB_OUTPUT, HubTensor, TensorPiece
+from tokenmill.checkpoints.families.shared.tensors import HUB_OUTPUT, HubTensor, TensorPiece
 from tokenmill.checkpoints.metadata import Extent
 from tokenmill.checkpoints.repair import TRACKER
 from tokenmill.checkpoints.torch_dist import RELEASE

@@ -14,7 +14,7 @@ from tokenmill.checkpoints.convert.metadata import CheckpointTensor, read_metada
 from tokenmill.checkpoints.convert.safetensors import list_some
 from tokenmill.checkpoints.convert.vocabulary import describe_differences, read_vocabulary
 from tokenmill.checkpoints.families import choose_family
-from tokenmill.checkpoints.families.tensors import VOCABULARY_KEYS, WEIGHTS
+from tokenmill.checkpoints.families.shared.tensors import VOCABULARY_KEYS, WEIGHTS
 from tokenmill.checkpoints.metadata import Damage
 from tokenmill.checkpoints.repair import examine_tracked
 from tokenmill.checkpoints.torch_dist import is_older_format

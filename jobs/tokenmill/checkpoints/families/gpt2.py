@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterator
 
-from tokenmill.checkpoints.families.base import Family
-from tokenmill.checkpoints.families.config_reader import Config, ConfigReader, Fields
-from tokenmill.checkpoints.families.tensors import (
+from tokenmill.checkpoints.families.shared.base import Family
+from tokenmill.checkpoints.families.shared.config_reader import Config, ConfigReader, Fields
+from tokenmill.checkpoints.families.shared.tensors import (
     EMBEDDING,
     LAYERS,
     HubTensor,

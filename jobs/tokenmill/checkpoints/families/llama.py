@@ -1,6 +1,6 @@
 """Llama 2 and 3."""
 
-from tokenmill.checkpoints.families import rotary
+from tokenmill.checkpoints.families.shared import rotary
 
 FAMILY = rotary.RotaryFamily(
     model_type="llama",

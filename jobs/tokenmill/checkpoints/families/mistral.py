@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from tokenmill.checkpoints.families import rotary
-from tokenmill.checkpoints.families.config_reader import Config
+from tokenmill.checkpoints.families.shared import rotary
+from tokenmill.checkpoints.families.shared.config_reader import Config
 from tokenmill.models.model import Model
 
 DEFAULTS: Config = rotary.DEFAULTS | {

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from functools import partial
 
-from tokenmill.checkpoints.families import mistral, rotary
-from tokenmill.checkpoints.families.base import TRAINING_KEYS
-from tokenmill.checkpoints.families.config_reader import Config, ConfigReader, Fields
-from tokenmill.checkpoints.families.tensors import LAYERS, HubTensor, TensorPiece, derive_layout, whole_tensor
+from tokenmill.checkpoints.families import mistral
+from tokenmill.checkpoints.families.shared import rotary
+from tokenmill.checkpoints.families.shared.base import TRAINING_KEYS
+from tokenmill.checkpoints.families.shared.config_reader import Config, ConfigReader, Fields
+from tokenmill.checkpoints.families.shared.tensors import LAYERS, HubTensor, TensorPiece, derive_layout, whole_tensor
 from tokenmill.models.model import Model
 
 AUX_LOSS = "router_aux_loss_coef"

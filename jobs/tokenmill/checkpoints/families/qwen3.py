@@ -2,7 +2,8 @@
 
 from functools import partial
 
-from tokenmill.checkpoints.families import qwen2, rotary
+from tokenmill.checkpoints.families import qwen2
+from tokenmill.checkpoints.families.shared import rotary
 
 FAMILY = rotary.RotaryFamily(
     model_type="qwen3",

@@ -6,7 +6,7 @@ from typing import Annotated
 from tokenmill.core.machine import available_memory
 from tokenmill.engine.options import InvalidOption, Option, parse_byte_size, parse_size_limit
 from tokenmill.records.block_kinds import DEFAULT_ZSTD_WINDOW, MAX_RECORD_BYTES, MEMORY_PER_RECORD_BYTE, ReadSettings
-from tokenmill.sources.options import WindowOptions
+from tokenmill.sources.options import RecordOptions
 from tokenmill.stages.transform import shards
 from tokenmill.stages.transform.builtin import BUILTIN
 from tokenmill.stages.transform.call import TransformCall, parse_call
@@ -22,8 +22,8 @@ JSONL, PARQUET = "jsonl", "parquet"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformOptions(WindowOptions):
-    """The options that determine the records and the shards, and how bad records are treated."""
+class TransformOptions(RecordOptions):
+    """The options that determine the records and the shards."""
 
     transform: Annotated[
         str,
@@ -65,25 +65,6 @@ class TransformOptions(WindowOptions):
             chart="dataset.format",
         ),
     ] = None
-    max_record_size: Annotated[
-        int | None,
-        Option(
-            "Largest accepted record, such as 64MB; MB is MiB. Default: limited by the available memory.",
-            parse=parse_size_limit,
-            chart="dataset.maxRecordSize",
-        ),
-    ] = None
-    on_bad_record: Annotated[
-        str,
-        Option(
-            "fail, or quarantine: copy bad records to the directory rejected/ of the output, and continue.",
-            choices=("fail", "quarantine"),
-            chart="onBadRecord",
-        ),
-    ] = "fail"
-    max_bad_records: Annotated[
-        int, Option("With quarantine: maximum number of bad records of each output.", minimum=0, chart="maxBadRecords")
-    ] = 1000
 
     def __post_init__(self) -> None:
         """Raise InvalidOption for a text that is not a transform, and for options that exclude each other."""

@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from tokenmill.checkpoints.families.config_reader import Config, ConfigReader, Fields
-from tokenmill.checkpoints.families.tensors import (
+from tokenmill.checkpoints.families.shared.config_reader import Config, ConfigReader, Fields
+from tokenmill.checkpoints.families.shared.tensors import (
     HUB_OUTPUT,
     OUTPUT,
     HubTensor,
