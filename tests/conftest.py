@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from support.sweep import SEED
+
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")  # a busy machine may take 0.4 s for a test of 10 ms
 
@@ -40,6 +42,11 @@ FAST_SECONDS = 6.0
 """CPU seconds of a test without the marker `slow`, with its child processes; its fixtures may take as many.
 
 The limit is twice what the slowest fast tests take on two idle cores, because CPU time depends on the machine."""
+
+
+def pytest_report_header() -> str:
+    """Name the seed that repeats the drawn cases of this commit."""
+    return f"drawn cases: TOKENMILL_KILL_SEED={SEED}"
 
 
 @pytest.hookimpl(tryfirst=True)

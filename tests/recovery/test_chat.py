@@ -29,9 +29,9 @@ from support.runs import (
     tree,
     wait_for_group_end,
 )
+from support.sweep import KILLS, SEED
 
 REPOSITORY = "org/chat"
-KILLS = 24
 KILLED = """
 import os, signal
 import tokenmill.tokenize.unit_tokenizer as unit
@@ -118,7 +118,7 @@ def pairs(output: Path) -> dict[str, bytes]:
 def test_kills_and_resumes(
     forge: Forge, source: Path, options: list[Any], expected: Path, prepared: Path, tmp_path: Path
 ) -> None:
-    dice, output, kills = random.Random(31), tmp_path / "out", 0
+    dice, output, kills = random.Random(SEED), tmp_path / "out", 0
     command = ["chat", source, output, *options, "--target-files", 4]
     while kills < KILLS:
         shutil.rmtree(output, ignore_errors=True)

@@ -1,7 +1,5 @@
 """SIGKILL at random points of each stage, then a rerun: the same bytes, no files left over, no unit made twice."""
 
-import itertools
-import os
 import random
 import shutil
 import signal
@@ -16,10 +14,7 @@ import pytest
 from support.corpus import REPOSITORY, TOKENIZER
 from support.hub import Fault, Hub
 from support.runs import Forge, assert_kept, assert_same_tree, children, kill_at, receipts, tree, wait_for_group_end
-
-KILLS = int(os.environ.get("TOKENMILL_KILLS", "50"))
-"""Number of kills for each stage."""
-SEED = int(os.environ.get("TOKENMILL_KILL_SEED", "20261121"))
+from support.sweep import KILLS, SEED, drawn_counts
 
 
 @dataclass
@@ -215,7 +210,7 @@ def test_at_every_operation(forge: Forge, extracted: Path, tmp_path: Path) -> No
         return ["extract", source, output, "--processes", 1]
 
     expected = uninterrupted(forge, command(reference), reference)
-    for count in itertools.count(1):
+    for count in drawn_counts():
         shutil.rmtree(output, ignore_errors=True)
         run = forge.run(command(output), kill_at(output, count=count))
         if run.exit == 0:

@@ -3,9 +3,7 @@
 blend.json has absolute paths, so all runs of this module use the same output directory.
 """
 
-import itertools
 import json
-import os
 import random
 import shutil
 import signal
@@ -26,9 +24,8 @@ from support.runs import (
     wait_for_exit,
     wait_for_group_end,
 )
+from support.sweep import KILLS, SEED, drawn_counts
 
-KILLS = int(os.environ.get("TOKENMILL_KILLS", "50"))
-SEED = int(os.environ.get("TOKENMILL_KILL_SEED", "20261121"))
 OPTIONS = ("--pack-size", 1024, "--shards", 7, "--valid-shards", 2, "--epochs", 2, "--cp", 2, "--rows-multiple-of", 3)
 PACK = Path(".tokenmill/pack")
 
@@ -93,8 +90,8 @@ def test_a_kill_before_every_operation(forge: Forge, chatted: Path, output: Path
     command = ["pack", chatted, output, "--pack-size", 1024, "--processes", 1]
     forge.complete(command)
     expected = tree(output)
-    for count in itertools.count(1):
-        shutil.rmtree(output, ignore_errors=True)
+    for count in drawn_counts():
+        shutil.rmtree(output)
         run = forge.run(command, kill_at(output, count=count))
         if run.exit == 0:
             break

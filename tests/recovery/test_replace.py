@@ -1,6 +1,5 @@
 """Other parameters for the same output: refused with the difference, or replaced, also after a kill."""
 
-import os
 import random
 import re
 import shutil
@@ -13,9 +12,7 @@ import pytest
 from support.corpus import REPOSITORY
 from support.hub import Hub
 from support.runs import Forge, Run, assert_same_tree, kill_at, receipt, receipts, tree
-
-KILLS = int(os.environ.get("TOKENMILL_KILLS", "50"))
-SEED = int(os.environ.get("TOKENMILL_KILL_SEED", "20261121"))
+from support.sweep import KILLS, SEED
 
 
 def concatenate(source: Path, output: Path, files: int, *options: Any) -> list[Any]:

@@ -26,8 +26,7 @@ from support.runs import (
     tree,
     wait_for_exit,
 )
-
-SEED = int(os.environ.get("TOKENMILL_KILL_SEED", "20261121"))
+from support.sweep import SEED
 
 
 def terminate(run: Run) -> int | str:

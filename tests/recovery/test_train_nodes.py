@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import random
 import shutil
 import signal
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from support.sweep import SEED
 from support.train import (
     ITERATIONS,
     TRAINER,
@@ -125,7 +125,7 @@ def test_a_restarted_node_ends_ranks_that_wait_for_it(job: Callable[..., Job]) -
 
 def test_random_kills(job: Callable[..., Job]) -> None:
     """Twenty SIGKILLs at random moments on random nodes; the run loses only iterations after its last save."""
-    dice = random.Random(int(os.environ.get("TOKENMILL_KILL_SEED", "20261122")))
+    dice = random.Random(SEED)
     run = job(
         training__nodes=2,
         training__gpusPerNode=1,

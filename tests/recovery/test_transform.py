@@ -1,7 +1,6 @@
 """transform after SIGKILL, and with other numbers of workers and processes: the same bytes, and no file left over."""
 
 import json
-import os
 import random
 import shutil
 import signal
@@ -17,9 +16,8 @@ import zstandard
 from support.corpus import REPOSITORY
 from support.hub import Hub
 from support.runs import Forge, assert_kept, assert_same_tree, kill_at, receipts, tree, wait_for_group_end
+from support.sweep import KILLS, SEED
 
-KILLS = int(os.environ.get("TOKENMILL_KILLS", "50"))
-SEED = int(os.environ.get("TOKENMILL_KILL_SEED", "20261127"))
 TRANSFORM = ["--transform", "sft(input=question,output=answer)", "--on-bad-record", "quarantine"]
 SHARDS = 14
 """More than the files, so that the larger ones are divided, and one unit makes several shards."""
