@@ -12,6 +12,7 @@ import yaml
 
 from support.rendering import (
     HELMS,
+    REQUIRED,
     ROOT,
     STAGES,
     TOOLS,
@@ -81,7 +82,7 @@ def test_the_splits_of_slimpajama_never_share_a_directory() -> None:
 @pytest.mark.parametrize("program", HELMS)
 def test_a_render_gives_the_same_bytes_every_time(program: str) -> None:
     def once() -> str:
-        settings = ("--set", "storage.pvcName=c,dataset.inputPath=d")
+        settings = ("--set", "storage.pvcName=c,dataset.inputPath=d,tokenizer.name=a/b")
         return helm("template", "r", ROOT / "charts/dataset-preprocess", *settings, program=program).stdout
 
     assert once() == once() != ""
@@ -180,7 +181,8 @@ REFUSED = [
         "a password",
     ),
     ("preprocess", {"encoder": "fast"}, "/encoder"),
-    ("preprocess", {"tokenizer.name": ""}, "/tokenizer/name"),
+    ("preprocess", {"tokenizer.name": ""}, "tokenizer.name is not set"),
+    ("download", {"dataset.repo": ""}, "dataset.repo is not set"),
     *(
         ("download", {"dataset.source": f"{name}://key:12/34@bucket/x"}, "dataset.source contains a password")
         for name, scheme in SCHEMES.items()
@@ -192,11 +194,7 @@ REFUSED = [
 @pytest.mark.parametrize("program", HELMS)
 @pytest.mark.parametrize(("stage", "settings", "message"), REFUSED)
 def test_wrong_values_are_refused_by_name(stage: str, settings: dict[str, str], message: str, program: str) -> None:
-    needed = {
-        "storage.pvcName": "claim",
-        ("dataset.outputPath" if stage == "download" else "dataset.inputPath"): "corpus",
-        **({"tokenizer.name": "org/model"} if stage == "chat" else {}),
-    }
+    needed = {"storage.pvcName": "claim"} | dict(value.split("=") for value in REQUIRED[stage])
     pairs = [part for key, value in (needed | settings).items() for part in ("--set", f"{key}={value}")]
     done = helm("template", "release", ROOT / f"charts/dataset-{stage}", *pairs, program=program)
     assert done.returncode != 0

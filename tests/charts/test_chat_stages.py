@@ -312,7 +312,3 @@ def test_two_lists_of_a_blend_that_exclude_each_other_are_refused_by_the_command
     (tmp_path / "blend.json").write_text('{"datasets": [{"path": "a"}], "train": [{"path": "b"}]}')
     ended = tokenmill("pack", tmp_path / "blend.json", tmp_path / "out")
     assert ended.code == 2 and 'has both the key "datasets" and a key of a split' in ended.err
-
-
-def test_the_stages_that_need_a_value_are_those_of_the_tests() -> None:
-    assert {stage for stage, values in NEEDED.items() if values} == {"chat"}

@@ -74,7 +74,7 @@ def test_an_option_with_its_key_is_two_manual_files(copy: Path) -> None:
     assert "--emphasis=2.5" in helm("template", "r", chart, *values, "--set", "tokenizer.emphasis=2.5").stdout
     assert "emphasis" in helm("template", "r", chart, *values, "--set", "tokenizer.emphasis=much").stderr
     assert "emphasis" not in helm("template", "r", chart, *values).stdout
-    pipeline = ["--set", "dataset.root=a", "--set", "preprocess.tokenizer.emphasis=3", *values[:2]]
+    pipeline = ["--set", "dataset.root=a,dataset.repo=a/b", "--set", "preprocess.tokenizer.emphasis=3", *values[:2]]
     pipeline += ["--set", "preprocess.tokenizer.name=x"]
     assert "--emphasis=3" in helm("template", "r", copy / "charts/dataset-pipeline", *pipeline).stdout
 
@@ -243,7 +243,14 @@ def test_a_stage_s_chart_is_five_manual_files(copy: Path) -> None:
     assert "- toy\n" in rendered_stage.stdout and "r-toy" in rendered_stage.stdout, rendered_stage.stderr
     refused = helm("template", "r", chart, "--set", "dataset.inputPath=a", "--set", "dataset.fromStage=preprocess")
     assert "fromStage" in refused.stderr
-    pipeline = ["--set", "storage.pvcName=claim", "--set", "dataset.root=a", "--set", "toy.enabled=true"]
+    pipeline = [
+        "--set",
+        "storage.pvcName=claim",
+        "--set",
+        "dataset.root=a,dataset.repo=a/b",
+        "--set",
+        "toy.enabled=true",
+    ]
     rendered_pipeline = helm(
         "template", "r", copy / "charts/dataset-pipeline", *pipeline, "--set", "preprocess.tokenizer.name=x"
     )

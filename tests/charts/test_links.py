@@ -11,8 +11,9 @@ from support.rendering import HELMS, ROOT, STAGES, helm
 CHARTS = sorted(path.parent.name for path in (ROOT / "charts").glob("*/values.yaml"))
 NEEDED = {
     "dataset-chat": "storage.pvcName=c,dataset.inputPath=d,tokenizer.name=a/b",
-    "dataset-download": "storage.pvcName=c,dataset.outputPath=d",
-    "dataset-pipeline": "storage.pvcName=c,dataset.root=d,dataset.repo=a/b",
+    "dataset-download": "storage.pvcName=c,dataset.outputPath=d,dataset.repo=a/b",
+    "dataset-pipeline": "storage.pvcName=c,dataset.root=d,dataset.repo=a/b,preprocess.tokenizer.name=a/b",
+    "dataset-preprocess": "storage.pvcName=c,dataset.inputPath=d,tokenizer.name=a/b",
     "megatron-training": "storage.pvcName=c",
     "monitoring": "podMonitor.enabled=true",
     "shared-storage": "pvc.name=c",

@@ -12,7 +12,7 @@ CLAIM = {"storage.pvcName": "claim"}
 WORKLOADS = {
     "dataset-extract": ({"dataset.inputPath": "corpus"}, "batch/v1/Job/$(TOKENMILL_OBJECT_NAME)"),
     "dataset-pipeline": (
-        {"dataset.root": "corpus", "preprocess.enabled": "true", "preprocess.tokenizer.name": "gpt2"},
+        {"dataset.root": "corpus", "dataset.repo": "org/name", "preprocess.tokenizer.name": "gpt2"},
         "jobset.x-k8s.io/v1alpha2/JobSet/$(TOKENMILL_OBJECT_NAME)",
     ),
     "pytorchjob": ({"engine": "pytorchjob"}, "kubeflow.org/v1/PyTorchJob/r"),

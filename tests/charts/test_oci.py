@@ -11,12 +11,12 @@ from support.rendering import HELMS, ROOT, helm
 from tokenmill import __version__
 
 CHARTS = {
-    "dataset-pipeline": ("datasets/slimpajama.yaml", "storage.pvcName=c"),
-    "dataset-preprocess": ("datasets/slimpajama.yaml", "storage.pvcName=c"),
+    "dataset-pipeline": ("datasets/slimpajama.yaml", "storage.pvcName=c,preprocess.tokenizer.name=a/b"),
+    "dataset-preprocess": ("datasets/slimpajama.yaml", "storage.pvcName=c,tokenizer.name=a/b"),
     "megatron-training": ("models/175b.yaml", "storage.pvcName=c"),
     "shared-storage": ("storage/blob.yaml", "pvc.name=c"),
 }
-"""Charts with a file of values/ that their package contains, and a value that they require."""
+"""Charts with a file of values/ that their package contains, and the values that they require."""
 
 
 @pytest.fixture(scope="module")

@@ -163,7 +163,10 @@ def test_a_package_installs_the_same_as_the_clone(chart: str, program: str, tmp_
     needed = (
         ["--set", "storage.pvcName=claim"] if chart != "shared-storage" else ["--set", "local.path=/a,local.nodeName=b"]
     )
-    needed += [part for value in NEEDED.get(chart.removeprefix("dataset-"), ()) for part in ("--set", value)]
+    values = NEEDED.get(chart.removeprefix("dataset-"), ())
+    if chart == "dataset-pipeline":
+        values = [f"preprocess.{value}" for value in NEEDED["preprocess"]]
+    needed += [part for value in values for part in ("--set", value)]
     files = {
         "clusters": "local",
         "datasets": "c4",
@@ -172,8 +175,8 @@ def test_a_package_installs_the_same_as_the_clone(chart: str, program: str, tmp_
         "storage": "local",
     }
 
-    def render_text(directory: Path, values: Path) -> str:
-        flags = [f"-f={values}/{kind}/{files[kind]}.yaml" for kind in sorted(OVERLAY_KINDS[chart], reverse=True)]
+    def render_text(directory: Path, overlays: Path) -> str:
+        flags = [f"-f={overlays}/{kind}/{files[kind]}.yaml" for kind in sorted(OVERLAY_KINDS[chart], reverse=True)]
         more = ["--set", "training.nodes=32"] if chart == "megatron-training" else []
         done = helm("template", "release", directory, *flags, *needed, *more, program=program)
         assert done.returncode == 0, done.stderr

@@ -24,14 +24,14 @@ from support.rendering import (
 
 CHART = ROOT / "charts/dataset-pipeline"
 ALL = {f"{stage}.enabled": "true" for stage in STAGES}
-TOKENIZER = {"chat.tokenizer.name": "org/model"}
-"""The only required value of a section."""
+TOKENIZERS = {"preprocess.tokenizer.name": "org/model", "chat.tokenizer.name": "org/model"}
+"""The required values of the sections."""
 SLIMPAJAMA = ROOT / "values/datasets/slimpajama.yaml"
 
 
 def pipeline(*files: Path, program: str = "helm", **settings: Any) -> list[dict[str, Any]]:
     """Render the chart with overlays, and with settings in the syntax of `--set`."""
-    values = {"storage.pvcName": "claim"} | TOKENIZER | settings
+    values = {"storage.pvcName": "claim"} | TOKENIZERS | settings
     flags = [part for file in files or (SLIMPAJAMA,) for part in ("-f", file)]
     flags += [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
     done = helm("template", "release", CHART, *flags, program=program)
@@ -176,7 +176,10 @@ def test_only_changes_that_need_another_jobset_change_the_hash(program: str) -> 
 
 def test_an_upgrade_with_the_same_values(tmp_path: Path) -> None:
     values = tmp_path / "values.yaml"
-    values.write_text("dataset: {root: slimpajama}\n")
+    values.write_text(
+        "dataset: {root: slimpajama, repo: cerebras/SlimPajama-627B}\n"
+        "preprocess: {tokenizer: {name: openai-community/gpt2}}\n"
+    )
     documents = helm("template", "corpus", CHART, "-f", values, "--set", "storage.pvcName=claim").stdout
     (jobset,) = [item for item in yaml.safe_load_all(documents) if item["kind"] == "JobSet"]
     digest = jobset["metadata"]["annotations"]["tokenmill/spec"]

@@ -211,12 +211,13 @@ def test_scratch_with_a_storage_class_is_a_separate_volume(program: str) -> None
 def test_a_render_for_apply_has_no_helm_tests() -> None:
     for chart, settings in {
         "dataset-extract": STAGE[1],
-        "dataset-pipeline": "storage.pvcName=c,dataset.root=d,dataset.repo=a/b",
+        "dataset-pipeline": "storage.pvcName=c,dataset.root=d,dataset.repo=a/b,preprocess.tokenizer.name=a/b",
         "megatron-training": "storage.pvcName=c",
     }.items():
         for program in HELMS:
             done = helm("template", "r", ROOT / "charts" / chart, "--skip-tests", "--set", settings, program=program)
-            assert "Pod" not in {document["kind"] for document in documents_of(done.stdout)}, done.stderr
+            kinds = {document["kind"] for document in documents_of(done.stdout)}
+            assert kinds and "Pod" not in kinds, done.stderr
 
 
 def node_affinity(*requirements: dict[str, Any]) -> dict[str, Any]:
@@ -306,11 +307,11 @@ def test_null_for_an_object_is_accepted_or_refused_with_its_name() -> None:
         "dataset-pipeline": [
             *needed,
             "--set",
-            "dataset.root=x,chat.enabled=true,pack.enabled=true,transform.enabled=true",
+            "dataset.root=x,dataset.repo=a/b,chat.enabled=true,pack.enabled=true,transform.enabled=true",
         ],
         "megatron-training": needed,
     }
-    own["dataset-pipeline"] += ["--set", "chat.tokenizer.name=org/model"]
+    own["dataset-pipeline"] += ["--set", "preprocess.tokenizer.name=a/b,chat.tokenizer.name=a/b"]
     own |= {f"dataset-{stage}": [*needed, "--set", ",".join(REQUIRED[stage])] for stage in STAGES}
     cases = []
     for chart, arguments in own.items():

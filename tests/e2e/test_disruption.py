@@ -9,7 +9,7 @@ import pytest
 import zstandard
 
 from e2e.cluster import CLAIM, Namespace, exit_code, index_of, node_name, running, wait_for
-from e2e.corpus import DATASET, assert_same, content, receipts, run_checked, serve, shard, write_files
+from e2e.corpus import DATASET, MODEL, assert_same, content, receipts, run_checked, serve, shard, write_files
 from e2e.training import Training, make_dataset
 from support.commandline import data_of, tokenmill
 from tokenmill.core.files.codec import read_json
@@ -26,7 +26,7 @@ FAULTS = [
 FILES = 40
 DISTURBED = (
     f"disturbed charts/dataset-download {STORAGE} --set dataset.outputPath=disturbed --set dataset.connections=2"
-    f" --set dataset.sampleFiles={FILES} --set workers=5"
+    f" --set dataset.repo={DATASET} --set dataset.sampleFiles={FILES} --set workers=5"
 )
 SIGKILL_ALL = "import os, signal; os.kill(-1, signal.SIGKILL)"
 """Kills all processes of a pod but the first, which belongs to the pause container."""
@@ -44,7 +44,7 @@ def orphaned(slow_hub: Namespace) -> str:
     """Start a download whose planner is killed; the other tests run until the lease of that planner expires."""
     slow_hub.install(
         f"orphaned charts/dataset-download {STORAGE} --set dataset.outputPath=orphaned --set dataset.sampleFiles=2"
-        f" --set workers=2 {SMALL}"
+        f" --set dataset.repo={DATASET} --set workers=2 {SMALL}"
     )
     lease = slow_hub.data / "orphaned/.tokenmill/download/planning.json"
     owner = wait_for(lambda: read_json(lease))
@@ -127,7 +127,7 @@ def test_a_stopped_pod_counts_only_soon_after_its_start(slow_hub: Namespace, sec
     early = f'[{{"name":"TOKENMILL_EARLY_STOP_SECONDS","value":"{seconds}"}}]'
     slow_hub.install(
         f"{name} charts/dataset-download {STORAGE} --set dataset.outputPath={name} --set dataset.sampleFiles=4"
-        f" --set dataset.connections=1 {SMALL} --set-json 'extraEnv={early}'"
+        f" --set dataset.repo={DATASET},dataset.connections=1 {SMALL} --set-json 'extraEnv={early}'"
     )
     pod = wait_for(lambda: running(slow_hub, name).get(0))
     assert pod and wait_for(lambda: "running:" in slow_hub.logs(pod)), slow_hub.describe(name)
@@ -143,6 +143,7 @@ def test_an_oom_killed_worker_logs_its_limit_and_unit(slow_hub: Namespace) -> No
     source = put_files(slow_hub, "heavy", {"light.jsonl": shard(1), "outsize.jsonl": ordinary + record})
     line = (
         f"heavy charts/dataset-preprocess {STORAGE} --set dataset.inputPath=heavy --set workers=2 --set processes=1"
+        f" --set tokenizer.name={MODEL}"
         " --set resources.requests.cpu=50m,resources.requests.memory=256Mi --set job.backoffLimitPerIndex=0"
         " --set dataset.maxRecordSize=64MiB"  # otherwise the record is refused for its size
     )

@@ -117,7 +117,8 @@ PENDING = {
         "job waits-stage-extract",
     ),
     "pipeline": (
-        f"charts/dataset-pipeline {SMALL} --set dataset.root=nowhere,dataset.repo={DATASET}",
+        f"charts/dataset-pipeline {SMALL} --set dataset.root=nowhere,dataset.repo={DATASET}"
+        " --set preprocess.tokenizer.name=org/model",
         "--set download.workers=2",
         "jobset waits-pipeline",
     ),

@@ -46,7 +46,7 @@ def test_streamed_shards_leave_only_pairs(with_hub: Namespace, hub_files: Path, 
     """Two pods fetch to their scratch; the volume has the bytes of download and preprocess, and no shards."""
     with_hub.install(
         "stream charts/dataset-preprocess --set storage.pvcName=shared-storage-pvc --set dataset.stream=true"
-        f" --set dataset.repo={DATASET} --set dataset.sampleFiles=20 --set dataset.root=streamed --set workers=2"
+        f" --set dataset.repo={DATASET},dataset.sampleFiles=20,dataset.root=streamed,tokenizer.name={MODEL},workers=2"
     )
     with_hub.wait_for_job("stream-preprocess")
     with serve(hub_files) as hub:

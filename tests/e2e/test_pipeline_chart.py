@@ -72,10 +72,9 @@ def rights(namespace: Namespace) -> None:
 @pytest.fixture(scope="module")
 def corpus(with_hub: Namespace) -> str:
     """Run the stages of RAN on a sample; return the arguments of its `helm install`."""
-    line = f"corpus {CHART} -f values/datasets/slimpajama.yaml --set download.dataset.sampleFiles=6,download.workers=2"
-    line += (
-        " --set extract.enabled=true,concatenate.enabled=true,concatenate.dataset.targetFiles=3,preprocess.workers=2"
-    )
+    line = f"corpus {CHART} -f values/datasets/slimpajama.yaml --set preprocess.tokenizer.name={MODEL}"
+    line += " --set download.dataset.sampleFiles=6,download.workers=2,preprocess.workers=2"
+    line += " --set extract.enabled=true,concatenate.enabled=true,concatenate.dataset.targetFiles=3"
     with_hub.install(line)
     result = wait_for_end(with_hub, "corpus")
     assert result["status"]["terminalState"] == "Completed", describe(with_hub, "corpus")
@@ -121,7 +120,7 @@ def test_unchanged_values_restart_nothing(corpus: str, with_hub: Namespace) -> N
 
 def test_a_failed_stage_reports_why_and_is_repaired(with_hub: Namespace) -> None:
     """It runs again with the same values; other values and a rollback replace it; finished units are kept."""
-    line = f"mended {CHART} --set dataset.root=mended,download.dataset.sampleFiles=3"
+    line = f"mended {CHART} --set dataset.root=mended,dataset.repo={DATASET},download.dataset.sampleFiles=3"
     line += " --set preprocess.tokenizer.path=tokenizers/mine"
     with_hub.install(line)
     failed = wait_for_end(with_hub, "mended")
@@ -157,7 +156,8 @@ def test_a_failed_stage_reports_why_and_is_repaired(with_hub: Namespace) -> None
 
 def test_the_server_accepts_all_options(namespace: Namespace) -> None:
     files = "-f values/datasets/fineweb-edu.yaml -f values/clusters/eks-p5.yaml"
-    more = "extract.enabled=true,concatenate.enabled=true,job.ttlSecondsAfterFinished=9,kueue.queueName=queue"
+    more = f"preprocess.tokenizer.name={MODEL}"
+    more += ",extract.enabled=true,concatenate.enabled=true,job.ttlSecondsAfterFinished=9,kueue.queueName=queue"
     more += ",hub.tokenSecret.name=token,environment.caBundle.configMap=ca,download.job.activeDeadlineSeconds=9"
     more += (
         ",preprocess.storage.outputPvcName=other,preprocess.dataset.outputPath=out,job.naming=hash,job.annotations.a=b"

@@ -20,7 +20,7 @@ REFUSED = {
         'dataset.outputPath="../x"',
     ),
     "sample of everything": (
-        "x charts/dataset-download --set dataset.outputPath=a --set dataset.fullDataset=true"
+        "x charts/dataset-download --set dataset.outputPath=a,dataset.repo=a/b --set dataset.fullDataset=true"
         " --set dataset.sampleFiles=100",
         "sampleFiles",
     ),

@@ -15,7 +15,10 @@ DATA = f"--set storage.pvcName={CLAIM}"
 TRAINING = f"charts/megatron-training -f values/clusters/local.yaml {DATA}"
 CHARTS = {
     **{stage: (["data"], f"charts/dataset-{stage} {DATA} --set {','.join(REQUIRED[stage])}") for stage in STAGES},
-    "pipeline": (["data", "pipeline"], f"charts/dataset-pipeline {DATA} --set dataset.root=a,dataset.repo=a/b"),
+    "pipeline": (
+        ["data", "pipeline"],
+        f"charts/dataset-pipeline {DATA} --set dataset.root=a,dataset.repo=a/b,preprocess.tokenizer.name=a/b",
+    ),
     "pytorchjob": (["data", "training"], f"{TRAINING} --set dataset.buildIndex.enabled=true"),
     "storage": (["storage"], "charts/shared-storage --set pvc.name=asked,existing.storageClassName=none"),
 }

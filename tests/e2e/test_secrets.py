@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from e2e.cluster import CLAIM, Namespace, exit_code
-from e2e.corpus import DATASET
+from e2e.corpus import DATASET, MODEL
 
 pytestmark = pytest.mark.e2e
 
@@ -23,17 +23,28 @@ SLOW_AND_BROKEN = [
     {"kind": "429", "path": "*_9.jsonl.zst", "where": "resolve", "retry": "seconds"},
     {"kind": "401", "path": "validation/*", "where": "resolve", "times": None},
 ]
+CORPUS = f"dataset.repo={DATASET}"
 RUNS = {
-    "good": ("download", "Complete", "hub", "dataset.outputPath=slimpajama,dataset.sampleFiles=12"),
-    "pairs": ("preprocess", "Complete", "hub", "dataset.inputPath=slimpajama"),
+    "good": (
+        "download",
+        "Complete",
+        "hub",
+        f"{CORPUS},dataset.outputPath=slimpajama,dataset.sampleFiles=12",
+    ),
+    "pairs": ("preprocess", "Complete", "hub", f"dataset.inputPath=slimpajama,tokenizer.name={MODEL}"),
     "stream": (
         "preprocess",
         "Complete",
         "hub",
-        f"dataset.stream=true,dataset.repo={DATASET},dataset.sampleFiles=4,dataset.root=streamed",
+        f"dataset.stream=true,{CORPUS},dataset.sampleFiles=4,dataset.root=streamed,tokenizer.name={MODEL}",
     ),
-    "refused": ("download", "Failed", "hub", "dataset.outputPath=refused,dataset.split=validation"),
-    "wrong": ("download", "Failed", "wrong", "dataset.outputPath=wrong,dataset.sampleFiles=3"),
+    "refused": (
+        "download",
+        "Failed",
+        "hub",
+        f"{CORPUS},dataset.outputPath=refused,dataset.split=validation",
+    ),
+    "wrong": ("download", "Failed", "wrong", f"{CORPUS},dataset.outputPath=wrong,dataset.sampleFiles=3"),
 }
 """Releases: the stage, the expected end, the name of the Secret, and the settings."""
 

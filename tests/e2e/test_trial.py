@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster import CLAIM, Namespace, wait_for
-from e2e.corpus import DATASET
+from e2e.corpus import DATASET, MODEL
 from e2e.training import Training, make_dataset
 
 pytestmark = pytest.mark.e2e
@@ -72,7 +72,7 @@ def test_a_pipeline_that_cannot_start_deletes_nothing(namespace: Namespace, hub_
     namespace.start_hub(hub_files, [SLOW])
     line = f"slow charts/dataset-pipeline --set storage.pvcName={CLAIM} {SMALL} -f values/datasets/slimpajama.yaml"
     line += f" --set dataset.repo={DATASET},download.dataset.sampleFiles=40,download.dataset.connections=1"
-    line += " --set job.onRollback=keep"
+    line += f" --set job.onRollback=keep,preprocess.tokenizer.name={MODEL}"
     account = namespace.admin
     for values, message in REFUSED.values():
         ended = account.run(f"helm install {line} {values} --atomic --timeout 60s")

@@ -67,6 +67,7 @@ def more_receipts(namespace: Namespace, output: Path, *, one_of: Collection[str]
 def test_unchanged_values_restart_nothing(slow_hub: Namespace, helm: str) -> None:
     name = f"same-{helm}"
     line = f"{helm} upgrade --install {name} charts/dataset-download {SETTINGS} --set dataset.outputPath={name}"
+    line += f" --set dataset.repo={DATASET}"
     line += " --set dataset.sampleFiles=4 --set dataset.connections=1"
     slow_hub.user.check(line)
     before = wait_for(lambda: slow_hub.job(name)["status"].get("ready")) and pods(slow_hub, name)
@@ -128,7 +129,7 @@ def test_a_job_is_changed_twice_and_rolled_back(namespace: Namespace, helm: str)
 def test_a_run_is_changed_rolled_back_and_installed_again(slow_hub: Namespace, hub_files: Path, tmp_path: Path) -> None:
     output = slow_hub.data / "moving"
     line = f"moving charts/dataset-download {SETTINGS} --set dataset.outputPath=moving --set dataset.connections=1"
-    line += " --set replace=true"
+    line += f" --set dataset.repo={DATASET} --set replace=true"
     fewer = download_locally(hub_files, tmp_path / "few", 12)
     of_fewer = receipts(tmp_path / "few", "download").keys()
 

@@ -24,11 +24,10 @@ READS: dict[str, list[str]] = {
 }
 """The stages whose output each stage can read, in the order of the data flow."""
 STAGES = list(READS)
-NEEDED = {stage: ["tokenizer.name=org/model"] if stage == "chat" else [] for stage in STAGES}
+NEEDED = {stage: ["tokenizer.name=org/model"] if stage in ("preprocess", "chat") else [] for stage in STAGES}
 """The values that each stage's chart requires even with a file of values/datasets, except the claim."""
-REQUIRED = {
-    stage: [f"dataset.{'outputPath' if stage == 'download' else 'inputPath'}=corpus", *NEEDED[stage]]
-    for stage in STAGES
+REQUIRED = {stage: ["dataset.inputPath=corpus", *NEEDED[stage]] for stage in STAGES} | {
+    "download": ["dataset.outputPath=corpus", "dataset.repo=org/name"]
 }
 """The required values of each stage's chart, except the claim."""
 

@@ -63,7 +63,8 @@ def _cases(chart: Path) -> Iterator[tuple[str, list[Path], dict[str, Any]]]:
         return
     pipeline = chart.name == "dataset-pipeline"
     last = "preprocess." if pipeline else ""
-    needed |= {} if pipeline else dict(value.split("=") for value in NEEDED[chart.name.removeprefix("dataset-")])
+    required = NEEDED["preprocess" if pipeline else chart.name.removeprefix("dataset-")]
+    needed |= dict(f"{last}{value}".split("=") for value in required)
     second = {f"{last}storage.outputPvcName": "other", f"{last}dataset.outputPath": "out"}
     parts = EVERY_PART | {"hub.tokenSecret.name": "hub"} | second | FILES.get(chart.name, {})
     corpus = ROOT / "values/datasets/slimpajama.yaml"

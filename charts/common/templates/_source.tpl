@@ -1,4 +1,16 @@
 {{/*
+Return the source of the corpus, or fail if the values name none. Input: $.
+  {{ include "tokenmill.corpusSource" . }}
+*/}}
+{{- define "tokenmill.corpusSource" -}}
+{{- with .Values.dataset }}
+{{- if .source }}{{ .source }}{{ else if .repo }}hf://datasets/{{ .repo }}{{ else -}}
+{{- fail "\ndataset.repo is not set: the stage needs the corpus to download.\nAdd --set dataset.repo=ORG/NAME, --set dataset.source=ADDRESS for a bucket or the web, or -f with a file of values/datasets." }}
+{{- end -}}
+{{- end }}
+{{- end }}
+
+{{/*
 Return the source of streamed shards; empty when the stage reads a directory on the volume. Input: $, with "section" if
 these values are a section of another chart.
   {{ include "tokenmill.streamedSource" . }}

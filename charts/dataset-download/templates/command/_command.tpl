@@ -5,6 +5,6 @@ Return the command's arguments. Input: $. Output: JSON of source and flags, see 
 {{- define "dataset-download.command" -}}
 {{- include "dataset-download.validate" . -}}
 {{- dict
-      "source" (.Values.dataset.source | default (printf "hf://datasets/%s" .Values.dataset.repo))
+      "source" (include "tokenmill.corpusSource" .)
       "flags" (include "dataset-download.options" . | fromJson) | toJson -}}
 {{- end }}
