@@ -32,7 +32,13 @@ def run(
     processes: o.Processes = None,
 ) -> None:
     """Run download, preprocess and verify; with the options also extract and concatenate."""
-    from tokenmill.cli.stage_result import announcing_end, open_stage_run, report_pipeline, run_and_report
+    from tokenmill.cli.stage_result import (
+        announcing_end,
+        open_stage_run,
+        print_plans,
+        report_pipeline,
+        run_and_report,
+    )
     from tokenmill.pipelines.pipeline import Pipeline
     from tokenmill.sources.uri import normalize_source
 
@@ -49,6 +55,11 @@ def run(
         stages = {stage.kind.name: stage for stage in pipeline.stages()}
         return run_and_report(stages[o.check_choice("--only", only, *stages)], run, workers, processes)
     o.check_one_worker(workers)
+    if run.dry_run:
+        from tokenmill.pipelines.dry_run import plan_pipeline
+
+        with open_stage_run(run, processes=processes) as stage_run:
+            return print_plans(plan_pipeline(pipeline, stage_run), run.json)
     with announcing_end(run, "run", output) as end, open_stage_run(run, processes=processes) as stage_run:
         report_pipeline(pipeline, pipeline.run(stage_run), stage_run)
         end.message = f"all stages are complete and verified: {output}"

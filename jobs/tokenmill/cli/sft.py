@@ -50,7 +50,8 @@ def sft(
     processes: o.Processes = None,
 ) -> None:
     """Run chat, pack and verify: from conversations to packed rows for fine-tuning."""
-    from tokenmill.cli.stage_result import announcing_end, open_stage_run, report
+    from tokenmill.cli.stage_result import announcing_end, open_stage_run, print_plans, report
+    from tokenmill.pipelines.dry_run import plan_fine_tuning
     from tokenmill.pipelines.sft import FineTuningData, SftDataset
     from tokenmill.sources.uri import normalize_source
     from tokenmill.stages.pack.blend import ALL
@@ -83,6 +84,8 @@ def sft(
         )
         if only:
             o.check_choice("--only", only, *data.stages)
+        if run.dry_run:
+            return print_plans(plan_fine_tuning(data, stage_run, only), run.json)
         with announcing_end(run, only or "sft", output, workers) as end:
             results = data.run(stage_run, only)
             if only:

@@ -8,9 +8,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tokenmill.core.json_lines import JsonEvent, print_json
-from tokenmill.core.printing import PrintedTable, align, format_bytes, format_duration
+from tokenmill.core.printing import PrintedTable, align, format_bytes, format_count, format_duration
 from tokenmill.engine.announce import StageEnd
 from tokenmill.engine.exporter import MetricsExporter
 from tokenmill.engine.metrics import StageCollector
@@ -23,6 +24,9 @@ from tokenmill.engine.stage import Stage, StageRun
 from tokenmill.engine.worker import Summary
 from tokenmill.pipelines.pipeline import Pipeline
 from tokenmill.stages.registry import KINDS, PACK, PREPROCESS, TRANSFORM, default_output, get_stage
+
+if TYPE_CHECKING:
+    from tokenmill.pipelines.dry_run import StagePlan
 
 
 def program() -> str:
@@ -56,7 +60,12 @@ def _run_id() -> str | None:
 
 
 def run_and_report(stage: Stage, run: RunOptions, workers: WorkerOptions, processes: int | None = None) -> None:
-    """Run a stage, print its result, and announce its end."""
+    """Run a stage, print its result, and announce its end; with --dry-run, print its plan."""
+    if run.dry_run:
+        from tokenmill.pipelines.dry_run import plan_stage
+
+        with open_stage_run(run, workers, processes) as stage_run:
+            return print_plans([plan_stage(stage, stage_run)], run.json)
     with announcing_end(run, stage.kind.name, stage.output, workers, StageRecord(stage.output, stage.kind)) as end:
         with open_stage_run(run, workers, processes) as stage_run:
             summary = run_stage(stage, stage_run)
@@ -184,6 +193,40 @@ def describe_completion(summary: Summary, output: Path) -> str:
 
 def _format_count(count: int, singular: str, plural: str) -> str:
     return f"{count:,} {singular if count == 1 else plural}"
+
+
+def print_plans(plans: "list[StagePlan]", json_lines: bool) -> None:
+    """Print what the stages of a command would do."""
+    if json_lines:
+        for plan in plans:
+            print_json(plan)
+        return
+    columns = ("stage", "files", "units", "done", "reads", "fetches", "documents", "tokens", "writes", "time")
+    rows = [
+        (
+            plan.stage,
+            f"{plan.files:,}",
+            "-" if plan.units is None else f"{plan.units:,}",
+            f"{plan.units_done:,}",
+            format_bytes(plan.input_bytes),
+            format_bytes(plan.fetch_bytes) if plan.fetch_bytes else "-",
+            format_count(plan.documents),
+            format_count(plan.tokens),
+            "-" if plan.output_bytes is None else format_bytes(plan.output_bytes),
+            format_duration(plan.seconds),
+        )
+        for plan in plans
+    ]
+    lines = align(PrintedTable("plan", columns, rows))
+    for free, output in {plan.free_bytes: plan.output for plan in reversed(plans)}.items():
+        lines.append(f"free space for {output}: {format_bytes(free)}")
+    needed, free = sum(plan.output_bytes or 0 for plan in plans), min(plan.free_bytes for plan in plans)
+    if needed > free:
+        lines.append(f"warning: the outputs need about {format_bytes(needed)}, but only {format_bytes(free)} are free")
+    if any(plan.seconds is not None for plan in plans):
+        lines.append("time: at the rate of the last run of the stage on this machine")
+    lines.append("Documents, tokens and bytes to write are expected from a sample. Dry run: nothing was written.")
+    sys.stdout.write("\n".join(lines) + "\n")
 
 
 def report_pipeline(pipeline: Pipeline, summaries: list[Summary], run: StageRun) -> None:

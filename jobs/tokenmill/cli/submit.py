@@ -8,7 +8,7 @@ from pathlib import Path
 from tokenmill.cli import options as o
 from tokenmill.core.files.user_path import local_path
 from tokenmill.submit.call import Call, Step, Submission, make_name
-from tokenmill.submit.profile import LOCAL, KubernetesProfile, SlurmProfile, read_profile
+from tokenmill.submit.profile import KubernetesProfile, SlurmProfile, read_profile
 
 PIPELINES = {"run": "preprocessed", "sft": ""}
 """Commands of several stages, each with the directory of its output that is verified at the end."""
@@ -36,9 +36,6 @@ def submit(call: Call, on: str, profiles: Path | str | None, job_name: str | Non
     call, workers = _take_workers(call)
     file, directory = local_path(profiles, "--profiles") if profiles is not None else None, Path.cwd()
     stages = _list_stages(call)
-    if on == LOCAL:
-        sys.stdout.write(shlex.join(["tokenmill", *call.command_line()]) + "\n")
-        return
     resolved = [read_profile(on, stage, file, directory) for stage in stages]
     if all(isinstance(profile, SlurmProfile) for profile in resolved):
         _submit_to_slurm(call, stages, [p for p in resolved if isinstance(p, SlurmProfile)], workers, job_name, dry_run)

@@ -3,7 +3,7 @@
 A command with `--on` does not run here. `cli.submit` submits it instead, with the options that the user set.
 """
 
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 from typer.core import TyperOption
 
@@ -13,14 +13,14 @@ from tokenmill.submit.call import Call, OptionValue
 SUBMISSION_OPTIONS = ("on", "profiles", "job_name", "dry_run")
 
 
-def _make_options(*, dry_run: bool) -> list[TyperOption]:
-    """Return the options of a submission; `dry_run` is false for a command with an option of this name."""
+def _make_options() -> list[TyperOption]:
+    """Return the options of a submission; the commands themselves have --dry-run."""
     text = {
         "on": ("NAME", "Where to run: local, slurm, kubernetes, or a profile of tokenmill.toml.", "local"),
         "profiles": ("FILE", "File of profiles. Default: tokenmill.toml in the current directory.", None),
         "job-name": ("NAME", "Name of the jobs or of the Helm release. Default: from the output.", None),
     }
-    options = [
+    return [
         TyperOption(
             param_decls=[f"--{flag}"],
             help=help_text,
@@ -31,36 +31,28 @@ def _make_options(*, dry_run: bool) -> list[TyperOption]:
         )
         for flag, (metavar, help_text, default) in text.items()
     ]
-    if dry_run:
-        text_of_dry_run = "Print what would be submitted, without submitting it."
-        options.append(TyperOption(param_decls=["--dry-run"], help=text_of_dry_run, is_flag=True, default=False))
-    return options
 
 
 class SubmittableCommand(Command):
     """A command that runs here, or with `--on` on a cluster."""
 
-    has_dry_run: ClassVar[bool] = False
-    """Whether the command itself has the option --dry-run."""
-
     def __init__(self, *args: Any, **settings: Any) -> None:
         """Add the options of a submission to those of the command."""
         super().__init__(*args, **settings)
-        self.params += _make_options(dry_run=not self.has_dry_run)
+        self.params += _make_options()
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command, or submit it."""
         settings = {name: ctx.params[name] for name in SUBMISSION_OPTIONS if name in ctx.params}
-        if settings["on"] == "local" and (self.has_dry_run or not settings["dry_run"]):
+        if settings["on"] == "local":
             for name in SUBMISSION_OPTIONS:
-                if name != "dry_run" or not self.has_dry_run:
+                if name != "dry_run":
                     ctx.params.pop(name, None)
             return super().invoke(ctx)
         from tokenmill.cli.submit import submit
 
-        call, values = self._make_call(ctx), dict(ctx.params)
-        for name in SUBMISSION_OPTIONS:
-            values.pop(name, None)
+        call = self._make_call(ctx)
+        values = {name: value for name, value in ctx.params.items() if name not in ("on", "profiles", "job_name")}
         check = getattr(self.callback, "check", None)
         if check:
             check(values)

@@ -73,7 +73,6 @@ def diagnose(
 class TrainCommand(SubmittableCommand, CommandWithSubcommands):
     """`tokenmill train SETTINGS` and `tokenmill train diagnose DIR`."""
 
-    has_dry_run = True
     subcommands = (diagnose,)
 
 

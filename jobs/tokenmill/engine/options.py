@@ -209,4 +209,11 @@ class RunOptions(MetricsOptions, NotifyOptions):
             chart="verifyHashes",
         ),
     ] = False
+    dry_run: Annotated[
+        bool,
+        Option(
+            "Print what the command would read, fetch and write, or with --on what would be submitted, and do nothing.",
+            "--dry-run",
+        ),
+    ] = False
     json: Annotated[bool, Option("Print progress and result as JSON lines.", "--json")] = False

@@ -59,6 +59,11 @@ class Stage(Protocol):
     resumable: ClassVar[bool]
     """Whether a later attempt at a unit can continue from the files of a killed attempt."""
 
+    @property
+    def fetches(self) -> bool:
+        """Whether the stage fetches the bytes of its units from a source."""
+        return False
+
     def prepare(self, run: StageRun, pinned: str | None = None) -> Request:
         """Return the parameters and the function that plans them; refuse all that is wrong without a plan.
 

@@ -14,10 +14,12 @@ Guarantees:
 
 import contextlib
 import os
+import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenmill.core.files.explain import explain_os_errors
@@ -29,6 +31,7 @@ from tokenmill.engine.metrics import StageMetrics
 from tokenmill.engine.partition import select_units
 from tokenmill.engine.planning import Request, agree_on_plan
 from tokenmill.engine.progress import Reporter, StartEvent
+from tokenmill.engine.rates import record_rate
 from tokenmill.engine.record import Completion, Counts, Plan, StageRecord, Unit, complete, record_failure
 from tokenmill.engine.signals import STOP, interruptible, stop_error, stopping_on_signals
 from tokenmill.engine.stage import PreparedStage, Stage, StageRun
@@ -41,6 +44,9 @@ from tokenmill.errors import (
     TokenmillError,
     TransientError,
 )
+
+LARGE_FETCH = 10_000_000_000
+"""Bytes of a fetch whose size a worker logs before it starts."""
 
 STOP_TIMEOUT_SECONDS = 5.0
 """How long a stopped worker waits for its threads; Kubernetes kills a pod after 30 s by default."""
@@ -93,6 +99,8 @@ def run_worker(stage: Stage, request: Request, run: StageRun, metrics: StageMetr
         if todo:
             record.tree.unlink(record.manifest_path)
         _log_start(reporter, plan, run, share, done)
+        if stage.fetches and todo:
+            _announce_large_fetch(reporter, plan, sum(unit.weight for unit in todo), stage.output)
         _run_units(prepared, plan, share, todo, run, metrics, warm)
         # A manifest that appears after this check is from a worker that read newer receipts, so it must stay.
         manifest_exists = record.tree.size(record.manifest_path) is not None
@@ -103,6 +111,7 @@ def run_worker(stage: Stage, request: Request, run: StageRun, metrics: StageMetr
         if todo or completion.manifest:
             completed = completion.manifest is not None and not recorded
             sweep(record, {unit.id for unit in (plan.units if completed else share)}, complete=completed)
+    record_rate(plan.stage, sum(unit.weight for unit in todo), time.monotonic() - planned)
     return Summary(plan, completion, time.monotonic() - started, planned - started, len(todo), len(done))
 
 
@@ -138,6 +147,16 @@ def _log_start(reporter: Reporter, plan: Plan, run: StageRun, share: list[Unit],
     size, finished = format_bytes(sum(unit.weight for unit in todo)), f"; {len(done)} already finished" if done else ""
     text = f"{plan.command}{worker}: {len(todo)} units to run, {size}{finished}"
     reporter.write(text, StartEvent(text, plan.stage, plan.id, len(share), len(done)))
+
+
+def _announce_large_fetch(reporter: Reporter, plan: Plan, size: int, output: Path) -> None:
+    """Log the size of a large fetch before it starts."""
+    if size > LARGE_FETCH:
+        free = format_bytes(shutil.disk_usage(output).free)
+        reporter.log(
+            f"{plan.command} fetches {format_bytes(size)}; {output} has {free} free. Ctrl-C stops it; --sample and "
+            "--include select fewer files, and --dry-run only prints the plan"
+        )
 
 
 def _run_units(

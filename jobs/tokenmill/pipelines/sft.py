@@ -16,7 +16,7 @@ from typing import NamedTuple
 from tokenmill.core.files.paths import safe_name
 from tokenmill.engine.run import run_stage
 from tokenmill.engine.selection import Selection
-from tokenmill.engine.stage import StageRun
+from tokenmill.engine.stage import Stage, StageRun
 from tokenmill.engine.worker import Summary
 from tokenmill.stages.chat.options import ChatOptions
 from tokenmill.stages.chat.stage import Chat
@@ -88,30 +88,33 @@ class FineTuningData:
         Raises:
             RequestError: an input is invalid.
         """
-        folders = self._name_folders()
-        results: list[StageResult] = []
+        return [
+            StageResult(label, stage.output, run_stage(stage, run))
+            for label, stage in self.list_stages(download=self.download)
+            if only in (None, stage.kind.name)
+        ]
+
+    def list_stages(self, *, download: bool) -> list[tuple[str, Stage]]:
+        """Return the stages with their labels, in order; `download` keeps the files of sources."""
+        stages: list[tuple[str, Stage]] = []
         blended: dict[str, list[BlendedDataset]] = {}
-        for (list_name, dataset), folder in folders:
+        for (list_name, dataset), folder in self._name_folders():
             label = f" {folder}" if folder else ""
-            download, fetched = self._fetch(dataset, folder)
-            if download and only in (None, DOWNLOAD.name):
-                results.append(StageResult(f"{DOWNLOAD.name}{label}", download.output, run_stage(download, run)))
-            output = self.output / CHAT_FOLDER / folder
+            fetch, fetched = self._fetch(dataset, folder) if download else (None, dataset)
+            if fetch:
+                stages.append((f"{DOWNLOAD.name}{label}", fetch))
             chat = Chat(
                 input=fetched.input,
-                output=output,
+                output=self.output / CHAT_FOLDER / folder,
                 options=self.chat,
                 selection=fetched.selection,
                 endpoint=self.endpoint,
             )
-            if only in (None, CHAT.name):
-                results.append(StageResult(f"{CHAT.name}{label}", output, run_stage(chat, run)))
-            blended.setdefault(list_name, []).append(BlendedDataset(dataset.name, output, dataset.weight))
+            stages.append((f"{CHAT.name}{label}", chat))
+            blended.setdefault(list_name, []).append(BlendedDataset(dataset.name, chat.output, dataset.weight))
         options = PackOptions(**vars(self.rows), format=self.format, over_long=DROP)
-        if only in (None, PACK.name):
-            pack = Pack(input=make_blend(blended, "the blend"), output=self.packed, options=options)
-            results.append(StageResult(PACK.name, self.packed, run_stage(pack, run)))
-        return results
+        pack = Pack(input=make_blend(blended, "the blend"), output=self.packed, options=options)
+        return [*stages, (PACK.name, pack)]
 
     def _name_folders(self) -> list[tuple[tuple[str, SftDataset], str]]:
         """Return each dataset with its list and the name of its directory; a single dataset has no name."""
@@ -124,8 +127,8 @@ class FineTuningData:
         ]
 
     def _fetch(self, dataset: SftDataset, folder: str) -> tuple[Download | None, SftDataset]:
-        """Return the download of a stream if this is requested, and the dataset that reads its files."""
-        if isinstance(dataset.input, Path) or not self.download:
+        """Return the download of a stream, and the dataset that reads its files."""
+        if isinstance(dataset.input, Path):
             return None, dataset
         stream, output = dataset.input, self.output / SOURCE_FOLDER / folder
         download = Download(

@@ -61,6 +61,11 @@ class Download(Stage):
     concurrency: ClassVar = "threads"
     resumable: ClassVar = True
 
+    @property
+    def fetches(self) -> bool:
+        """Whether the stage fetches the bytes of its units from a source: always."""
+        return True
+
     def prepare(self, run: StageRun, pinned: str | None = None) -> Request:
         """Plan one unit per selected file; only the planner lists the source."""
         directory = local_path(self.uri)

@@ -68,6 +68,11 @@ class SourceStage(Stage):
         """The requested format of the files, or None to detect the format of each file."""
         raise NotImplementedError
 
+    @property
+    def fetches(self) -> bool:
+        """Whether the stage streams a source."""
+        return not isinstance(self.input, Path)
+
     def find_input(self, run: StageRun, pinned: str | None) -> SourceInput:
         """Find the input; `pinned` is the commit at which to list a source."""
         if isinstance(self.input, Path):
