@@ -74,7 +74,8 @@ TEXT = ("what", "against", "whole process", "bar", "")
 HEAD = """# Benchmark results
 
 Written by `make bench` from results.json; docs/internals/benchmarks.md and tests/bench/README.md describe the
-measurements. Figures are medians (least to greatest); ratios are taken within a round. "times" is how many times as fast.
+measurements. Figures are medians (least to greatest); ratios are taken within a round. "times" is how many times as
+fast.
 """
 
 
