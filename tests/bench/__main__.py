@@ -25,7 +25,7 @@ from .mill import Setting, log
 from .planning import planning
 from .report import Section, published, read, write
 
-DOCUMENT = Path("docs/benchmarks.md")
+DOCUMENT = Path("docs/internals/benchmarks.md")
 RESULTS = Path("bench-results")
 """Ignored by git: a release has its own results as an attachment."""
 

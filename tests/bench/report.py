@@ -66,15 +66,16 @@ def ratios(over: Iterable[Run | float], under: Iterable[Run | float]) -> list[fl
 
 
 BEGIN, END = "<!-- results: make bench FLAGS=--publish -->", "<!-- end of results -->"
-"""The lines around the table in docs/benchmarks.md."""
+"""The lines around the table in docs/internals/benchmarks.md."""
 
 TEXT = ("what", "against", "whole process", "bar", "")
 """Columns that contain text."""
 
 HEAD = """# Benchmark results
 
-Written by `make bench` from results.json; docs/benchmarks.md and tests/bench/README.md describe the measurements.
-Figures are medians (least to greatest); ratios are taken within a round. "times" is how many times as fast.
+Written by `make bench` from results.json; docs/internals/benchmarks.md and tests/bench/README.md describe the
+measurements. Figures are medians (least to greatest); ratios are taken within a round. "times" is how many times as
+fast.
 """
 
 
@@ -100,7 +101,7 @@ def markdown(results: Mapping[str, Any]) -> str:
 
 
 def published(results: Mapping[str, Any], document: str) -> str:
-    """Return docs/benchmarks.md with the table of these results instead of its earlier table."""
+    """Return docs/internals/benchmarks.md with the table of these results instead of its earlier table."""
     sections: dict[str, Any] = results["sections"]
     times = sorted(section["at"] for section in sections.values())
     commits = sorted({section["commit"] for section in sections.values()})

@@ -1,4 +1,4 @@
-"""The documents: links have targets, commands are valid, and the messages of troubleshooting.md are in the code."""
+"""The documents: links have targets, commands are valid, messages of troubleshooting.md are in the code, few words."""
 
 import ast
 import os
@@ -17,6 +17,9 @@ from tokenmill.train.settings import read_settings
 from trainer.trainer import STEP
 
 EXCLUDED = {"out", "build", "dist"}
+MAX_WORDS = 27_000
+"""Maximum number of words of README.md and docs/*.md together, without GENERATED; docs/internals does not count."""
+GENERATED = {"docs/commands.md"}
 FENCE = re.compile(r"^( *)(```|~~~).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(<?([^)\s>]+)>?\)|^\[[^\]^]+\]: +(\S+)", re.MULTILINE)
 HOLE = "\0"
@@ -71,10 +74,15 @@ def test_no_option_is_broken_at_a_hyphen() -> None:
 def test_every_document_is_reached_from_the_index() -> None:
     index = ROOT / "docs/README.md"
     linked = {(index.parent / first.partition("#")[0]).resolve() for first, _ in LINK.findall(prose(index))}
-    required = [
-        ROOT / name for name in documents() if re.fullmatch(r"docs/[^/]+\.md|[A-Z]+\.md|values/README\.md", name)
-    ]
+    pattern = re.compile(r"docs/(internals/)?[^/]+\.md|[A-Z]+\.md|values/README\.md")
+    required = [ROOT / name for name in documents() if pattern.fullmatch(name)]
     assert [path.name for path in required if path not in {*linked, index}] == []
+
+
+def test_the_documents_for_users_are_short() -> None:
+    names = {"README.md", *(name for name in documents() if re.fullmatch(r"docs/[^/]+\.md", name))} - GENERATED
+    words = {name: len((ROOT / name).read_text().split()) for name in sorted(names)}
+    assert sum(words.values()) <= MAX_WORDS, words
 
 
 @pytest.mark.parametrize("name", [name for name in documents() if commands(name, "tokenmill")])

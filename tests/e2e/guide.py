@@ -204,4 +204,5 @@ class Reader:
 
 def documents() -> dict[str, Path]:
     """Return the documents whose commands are run, by name."""
-    return {name: ROOT / "docs" / f"{name}.md" for name in ("aks", "eks", "observe")}
+    guides = {name: ROOT / "tests/e2e/guides" / f"{name}.md" for name in ("aks", "eks")}
+    return guides | {"observe": ROOT / "docs/observe.md"}

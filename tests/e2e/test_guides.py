@@ -1,4 +1,4 @@
-"""The guides of AKS and EKS from the first line to the last, in the translations of docs/aks.md and docs/eks.md.
+"""The guides of AKS and EKS from the first line to the last, in the translations in tests/e2e/guides.
 
 docs/observe.md is read the same way.
 

@@ -1,7 +1,7 @@
 """Jobs of a size that no test machine can run, on simulated nodes, and the load that they cause on the API server.
 
-TOKENMILL_E2E_NODES and TOKENMILL_E2E_WORKERS set the sizes. docs/scale.md has the numbers for 512 nodes and 10,000
-workers, which take minutes.
+TOKENMILL_E2E_NODES and TOKENMILL_E2E_WORKERS set the sizes. docs/internals/scale.md has the numbers for 512 nodes and
+10,000 workers, which take minutes.
 """
 
 import json
@@ -48,7 +48,7 @@ def count_requests(admin: Account) -> Counter[str]:
 
 
 def assert_load(before: Counter[str], after: Counter[str], pods: int) -> None:
-    """Print the requests since `before`, and compare them with what docs/scale.md states."""
+    """Print the requests since `before`, and compare them with what docs/internals/scale.md states."""
     added = after - before
     print(json.dumps({"pods": pods, "per_pod": round(added.total() / pods, 1), **dict(added.most_common())}))
     assert added.total() <= REQUESTS_PER_POD * pods + 2000, added  # other tests use the cluster at the same time

@@ -1,6 +1,6 @@
 """A worker's calls to the file system do not grow with the number of workers, or of the units of other workers.
 
-docs/scale.md has the numbers of this module, and those of 100,000 units and 1,024 workers.
+docs/internals/scale.md has the numbers of this module, and those of 100,000 units and 1,024 workers.
 """
 
 import json

@@ -1,7 +1,7 @@
 """What workers of a large Job ask of a shared file system: a stage of many units of which one worker runs for real.
 
-`python -m support.scale UNITS WORKERS` in tests/ prints the figures of docs/scale.md. The other workers exist as their
-state files only: attempts of another machine while they run, receipts and outputs after their end.
+`python -m support.scale UNITS WORKERS` in tests/ prints the figures of docs/internals/scale.md. The other workers exist
+as their state files only: attempts of another machine while they run, receipts and outputs after their end.
 """
 
 import json

@@ -60,9 +60,9 @@ def test_a_toy_engine_preprocesses(tmp_path: Path) -> None:
 
 
 def test_engines_are_described() -> None:
-    page = (DOCS / "encoders.md").read_text()
+    page = (DOCS / "internals/encoders.md").read_text()
     for name, engine in ENGINES.items():
-        assert f"| `{name}` |" in page, f"docs/encoders.md has no row for the engine {name}"
+        assert f"| `{name}` |" in page, f"docs/internals/encoders.md has no row for the engine {name}"
         assert engine.name == name and engine.speed
 
 

@@ -2,8 +2,8 @@
 
 Tokenizers that were converted from the format of tiktoken or SentencePiece list every pair that forms a token. Only
 127,615 of the 280,147 merges of Llama 3 are reachable. Without the other merges, fastokens loads in two thirds of the
-time, and encodes some percent faster, because its lookup table of pairs is smaller (docs/encoders.md). `tokenize.gate`
-writes the file, `tokenize.engines` load it.
+time, and encodes some percent faster, because its lookup table of pairs is smaller (docs/internals/encoders.md).
+`tokenize.gate` writes the file, `tokenize.engines` load it.
 
 The ids do not change. BPE merges the pair with the lowest rank, and the leftmost pair of equal rank, until no pair has
 a rank. When a token forms, no earlier merge crossed the ends of the token's text. All merges inside these ends

@@ -55,9 +55,9 @@ class Engine:
     """A library that encodes text; `package` is the name of its distribution and of its module.
 
     A verdict is valid for one version of the package. `speed` maps each supported style of tokenizers to the measured
-    MB/s (docs/encoders.md); the parity gate tries the fastest engine first. The arguments of `load` are the path of the
-    backend JSON, a flag to add special tokens, and an id to append to each text. `memory_per_byte` is the memory in
-    bytes for each byte of a record.
+    MB/s (docs/internals/encoders.md); the parity gate tries the fastest engine first. The arguments of `load` are the
+    path of the backend JSON, a flag to add special tokens, and an id to append to each text. `memory_per_byte` is the
+    memory in bytes for each byte of a record.
     """
 
     name: str
