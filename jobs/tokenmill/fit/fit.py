@@ -2,7 +2,7 @@
 
 `plan` calls `search_layouts`. It computes the memory (training/planner/memory.py) of every layout that Megatron-LM
 accepts. The cost of a layout is the time of an iteration, relative to an iteration that only multiplies matrices. It is
-a sum, so that its parts explain it; docs/fit.md describes them.
+a sum, so that its parts explain it; docs/internals/fit-cost.md describes them.
 """
 
 from collections.abc import Iterator
