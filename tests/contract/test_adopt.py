@@ -180,7 +180,7 @@ def test_pairs_of_several_directories_are_copied(tmp_path: Path, make_directory:
     damaged = run(["verify", output])[0]
     assert damaged.code == 2 and "delete this copy and run the same tokenmill adopt again" in damaged.out
     repaired = adopt(*named, "--output", output)
-    assert repaired.code == 0 and "1 units to run" in repaired.err
+    assert repaired.code == 0 and "1 unit to run" in repaired.err
 
 
 # -- broken pairs
@@ -228,7 +228,7 @@ def test_broken_pair_is_adopted_after_its_repair(make_directory: Callable[..., P
     assert refused.code == 2 and "b.bin: it has 20 bytes, but b.idx requires 22" in refused.err
     (directory / "b.bin").write_bytes(content)
     repaired = adopt(directory)
-    assert repaired.code == 0 and "1 units to run" in repaired.err and "2 already finished" in repaired.err
+    assert repaired.code == 0 and "1 unit to run" in repaired.err and "2 already finished" in repaired.err
 
 
 # -- EOD
@@ -276,7 +276,7 @@ def test_changed_pair_or_tokenizer_is_detected(make_directory: Callable[..., Pat
     changed = adopt(directory)
     assert changed.code == 2 and "changed: a.bin, a.idx" in changed.err and "--replace" in changed.err
     kept = adopt(directory, "--replace")
-    assert kept.code == 0 and "1 units to run" in kept.err, kept
+    assert kept.code == 0 and "1 unit to run" in kept.err, kept
     write(directory / "c")
     added = adopt(directory)
     assert added.code == 0 and "added: c.bin, c.idx" in added.err and "2 already finished" in added.err

@@ -154,7 +154,7 @@ def test_an_oom_killed_worker_logs_its_limit_and_unit(slow_hub: Namespace) -> No
     assert ended["reason"] == "OOMKilled"
     last = ended["message"].splitlines()[-1]
     # The kernel kills the whole pod or, without cgroup's oom.group, only the encoder and then Hugging Face's process.
-    assert "running: outsize (" in last or "outsize.jsonl: the encoder fastokens was killed" in last, last
+    assert "started outsize (" in last or "outsize.jsonl: the encoder fastokens was killed" in last, last
     assert "memory limit 600 MiB" in last
     finished = receipts(source / "preprocessed", "preprocess")
     assert finished.keys() == {"light"}

@@ -132,6 +132,6 @@ def test_the_command_that_verify_recommends_repairs_an_index(
     assert problems.exit == 2
     assert f"{index}:" in problems.output and "--verify-hashes" in problems.output
     again = forge.complete([*make_command(inputs, stage, output), "--verify-hashes"])
-    assert "1 units to run" in again.output
+    assert "1 unit to run" in again.output
     assert index.read_bytes() == (source / index.name).read_bytes()
     assert forge.run(["verify", output]).exit == 0

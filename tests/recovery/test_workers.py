@@ -16,7 +16,6 @@ from support.runs import (
     Forge,
     assert_same_tree,
     group_members,
-    kill_at,
     receipts,
     stop_at,
     tokenmill,
@@ -198,16 +197,6 @@ def test_a_child_killed_while_it_waits_blocks_no_other(tmp_path: Path) -> None:
     code, log = wait_for_exit(run)
     assert code == 1 and "kills of long failed: a worker process died" in log, log
     assert wait_for_group_end(run.pid)
-
-
-def test_the_last_line_of_a_killed_worker_names_unit_and_limit(forge: Forge, corpus: Path, tmp_path: Path) -> None:
-    """A pod that used more memory than its limit leaves only this line."""
-    output = tmp_path / "out"
-    run = forge.run(["extract", corpus, output, "--processes", 1], kill_at(output, "open .*/attempts/.*out-0"))
-    assert run.exit == -signal.SIGKILL
-    [attempt] = (output / ".tokenmill" / "extract" / "attempts").glob("*~*")
-    last = run.output.splitlines()[-1]
-    assert f"running: {attempt.name.partition('~')[0]} (" in last and "memory limit" in last
 
 
 def test_one_of_eight_workers_lists_the_source(forge: Forge, shards: dict[str, bytes], tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_a_job_continues_after_its_time_limit(slurm: Slurm, tmp_path: Path) -> N
     jobs = submitted_jobs(submit(slurm, *arguments, profile=profile, PYTHONPATH=str(tmp_path)))
     assert wait_for_end(slurm, jobs, seconds=180) == {"transform": {"COMPLETED"}}, logs(output)
     assert "stopped with exit code 143: the job is queued again" in logs(output)
-    first, *_, last = map(int, re.findall(r"transform: (\d+) units to run", logs(output)))
+    first, *_, last = map(int, re.findall(r"transform: (\d+) units? to run", logs(output)))
     assert 0 < last < first, "the second start continues with the units that are left"
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from support.hub import Fault, Hub
 from support.runs import environment
-from tokenmill.engine.progress import RUNNING_LOG_SECONDS, Reporter, describe_memory
+from tokenmill.engine.progress import Reporter
 
 
 def read_lines(capfd: pytest.CaptureFixture[str], seconds: float = 0.0) -> list[str]:
@@ -28,18 +28,22 @@ def read_lines(capfd: pytest.CaptureFixture[str], seconds: float = 0.0) -> list[
     return lines
 
 
-def test_running_units_are_logged_at_once_and_then_rarely(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_unit_that_may_need_much_memory_is_named(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only if it is the largest one so far, and only under a memory limit."""
     with Reporter().progress("preprocess", 10, 5, lambda: (0, 0)) as progress:
         progress.set_running([("a", 1_200_000_000)])
-        assert read_lines(capfd) == [f"preprocess: running: a (1.20 GB); {describe_memory()}"]
-        for units in ([("b", 1)], [("c", 1)], [("c", 1), ("d", 2000)]):
+        assert read_lines(capfd) == []
+        monkeypatch.setattr("tokenmill.engine.progress.memory_limit", lambda: 1 << 30)
+        monkeypatch.setattr("tokenmill.core.machine.memory_limit", lambda: 1 << 30)
+        for units in ([("a", 2_000_000)], [("b", 1)], [("c", 1_900_000)], [("c", 1_900_000), ("d", 3_000_000)]):
             progress.set_running(units)
-        assert read_lines(capfd, 20 * RUNNING_LOG_SECONDS) == [
-            f"preprocess: running: c (1 B), d (2.00 kB); {describe_memory()}"
-        ]
-        progress.set_running([("d", 2000), ("c", 1)])  # the same units
         progress.set_running([])
-    assert read_lines(capfd) == []
+    assert read_lines(capfd) == [
+        "preprocess: started a (2.00 MB); memory limit 1024 MiB",
+        "preprocess: started d (3.00 MB); memory limit 1024 MiB",
+    ]
 
 
 def test_json_lines_log_an_event(capfd: pytest.CaptureFixture[str]) -> None:
@@ -50,13 +54,15 @@ def test_json_lines_log_an_event(capfd: pytest.CaptureFixture[str]) -> None:
     assert "memory_limit" in json.loads(line)
 
 
-def test_progress_line_names_running_units(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_progress_line_names_the_largest_running_unit(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tokenmill.engine.progress.LOG_SECONDS", 0.0)
     with Reporter().progress("extract", 10, 5, lambda: (0, 0)) as progress:
-        progress.set_running([("a", 1)])
+        progress.set_running([("a", 1), ("b", 2000)])
         lines = (line for _ in range(100) for line in read_lines(capfd, 1.0) if "0 of 5 units finished" in line)
         line = next(lines)
-    assert line.endswith(f"; running: a (1 B); {describe_memory()}")
+    assert "; 2 running, the largest b (2.00 kB)" in line
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ def test_an_old_output_is_finished_with_the_bytes_of_a_new_one(old: Path) -> Non
     assert unfinished.code == 2 and "1 of 3 units have no receipt, first: f2" in unfinished.out + unfinished.err
     kept = {path: path.stat().st_mtime_ns for path in old.glob("f[01]_*")}
     result = finish(old)
-    assert result.code == 0 and "1 units to run" in result.err and "2 already finished" in result.err, result.err
+    assert result.code == 0 and "1 unit to run" in result.err and "2 already finished" in result.err, result.err
     assert {path: path.stat().st_mtime_ns for path in old.glob("f[01]_*")} == kept
     assert tokenmill("verify", old).code == 0
     new = old.parent / "new"

@@ -46,10 +46,10 @@ def test_a_toy_engine_preprocesses(tmp_path: Path) -> None:
     environment = plugin(tmp_path / "plugin", TOY_ENGINE)
     (tmp_path / "a.jsonl").write_bytes(text(0, 300))
     command = ["preprocess", tmp_path / "a.jsonl"]
-    options = ["--tokenizer", TOKENIZER, "--processes", 1]
+    options = ["--tokenizer", TOKENIZER, "--processes", 1, "--json"]
     result = tokenmill(*command, tmp_path / "toy", *options, **environment)
     assert result.code == 0, result.err
-    assert "encoder toy passed the parity gate" in result.err
+    assert "encoder toy passed the encoder check" in result.err
     plain = tokenmill(*command, tmp_path / "plain", *options, "--encoder", "hf")
     assert plain.code == 0, plain.err
     assert data_of(tmp_path / "toy") == data_of(tmp_path / "plain")

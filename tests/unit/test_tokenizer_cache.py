@@ -12,7 +12,7 @@ from support.corpus import TOKENIZER, text
 
 pytestmark = pytest.mark.slow
 
-RESOLVED = "and running the parity gate"
+RESOLVED = "and checking the encoders"
 CACHED = "using the cached resolution of the tokenizer"
 
 
@@ -29,7 +29,17 @@ def preprocess(tmp_path: Path, cache: Path) -> Callable[..., CommandResult]:
 
     def run(*options: object, directory: Path | str = cache) -> CommandResult:
         output = tmp_path / f"out{next(outputs)}"
-        command = ["preprocess", tmp_path / "a.jsonl", output, "--tokenizer", TOKENIZER, "--processes", 1, *options]
+        command = [
+            "preprocess",
+            tmp_path / "a.jsonl",
+            output,
+            "--tokenizer",
+            TOKENIZER,
+            "--processes",
+            1,
+            "--json",
+            *options,
+        ]
         result = tokenmill(*command, TOKENMILL_CACHE_DIR=str(directory))
         assert result.code == 0, result.err
         assert (RESOLVED in result.err) != (CACHED in result.err), result.err

@@ -21,10 +21,12 @@ LOG_SECONDS = 30.0
 """Interval of the progress lines in the log of a pod."""
 
 RUNNING_LOG_SECONDS = 1.0
-"""Minimum interval of the lines that name the running units."""
+"""Minimum interval of the events with the running units."""
 
-MAX_NAMED_UNITS = 8
-"""Maximum number of units that a line names."""
+LARGE_SHARE = 0.001
+"""A unit with this share of the memory limit is named when it starts, if it is the largest one so far.
+
+If the kernel kills a pod for its memory, only the log remains, and the last line must name the unit."""
 
 
 class MessageEvent(JsonEvent, frozen=True, tag="message"):
@@ -83,6 +85,11 @@ class Reporter:
         """Write a message."""
         self.write(text, MessageEvent(text))
 
+    def detail(self, text: str) -> None:
+        """Write a message that only programs and developers need: with --json."""
+        if self.json_lines:
+            self.log(text)
+
     def warn(self, text: str) -> None:
         """Write a message about a problem that the user should check."""
         self.write(f"warning: {text}", WarningEvent(text))
@@ -101,7 +108,7 @@ class Reporter:
 
         def repeat() -> None:
             while not done.wait(LOG_SECONDS):
-                self.log(f"{text} after {format_duration(time.monotonic() - started)}; {describe_memory()}")
+                self.log(f"{text} after {format_duration(time.monotonic() - started)}{_describe_limit()}")
 
         thread = threading.Thread(target=repeat, daemon=True)
         thread.start()
@@ -132,6 +139,7 @@ class ProgressDisplay:
         self._running: list[tuple[str, int]] = []
         self._logged: list[tuple[str, int]] = []
         self._logged_time = -RUNNING_LOG_SECONDS
+        self._largest = 0
         self._bar: Any = None
         self._thread: threading.Thread | None = None
 
@@ -140,26 +148,28 @@ class ProgressDisplay:
         return sys.stderr.isatty() and not self._reporter.json_lines
 
     def set_running(self, units: list[tuple[str, int]]) -> None:
-        """Set the running units (id and weight) and log them: if the pod is killed for memory, only its log remains."""
+        """Set the running units (id and weight); name a unit that may need much of the memory."""
         with self._lock:
             self._running = sorted(units)
-        if not self._terminal:
+        if self._reporter.json_lines:
             self._log_running()
+        elif units and not self._terminal:
+            self._name_large_unit(*max(units, key=lambda unit: unit[1]))
 
     def _log_running(self) -> None:
-        """Log the running units after a change, but not too often; the thread logs a later change that persists."""
+        """Write the running units after a change, but not too often; the thread writes a later change that persists."""
         with self._lock:
             now = time.monotonic()
             if self._running in ([], self._logged) or now - self._logged_time < RUNNING_LOG_SECONDS:
                 return
             self._logged, self._logged_time = self._running, now
-            event = RunningEvent(self._stage, [unit for unit, _ in self._running], memory_limit())
-            self._reporter.write(f"{self._stage}: {self._describe_running()}", event)
+            self._reporter.write("", RunningEvent(self._stage, [unit for unit, _ in self._running], memory_limit()))
 
-    def _describe_running(self) -> str:
-        names = ", ".join(f"{unit} ({format_bytes(weight)})" for unit, weight in self._running[:MAX_NAMED_UNITS])
-        more = f" and {len(self._running) - MAX_NAMED_UNITS} more" if len(self._running) > MAX_NAMED_UNITS else ""
-        return f"running: {names}{more}; {describe_memory()}"
+    def _name_large_unit(self, unit: str, weight: int) -> None:
+        limit = memory_limit()
+        if limit is not None and weight >= limit * LARGE_SHARE and weight > self._largest:
+            self._largest = weight
+            self._reporter.log(f"{self._stage}: started {unit} ({format_bytes(weight)}){_describe_limit()}")
 
     def __enter__(self) -> "ProgressDisplay":
         """Start the thread."""
@@ -207,7 +217,8 @@ class ProgressDisplay:
     def _show_lines(self) -> None:
         due = self._started + LOG_SECONDS
         while not self._done.wait(RUNNING_LOG_SECONDS / 4):
-            self._log_running()
+            if self._reporter.json_lines:
+                self._log_running()
             if time.monotonic() >= due:
                 due += LOG_SECONDS
                 self._log_progress()
@@ -217,12 +228,16 @@ class ProgressDisplay:
         rate = (done - self._first) / (time.monotonic() - self._started)
         left = (self._total - done) / rate if rate > 0 else None
         with self._lock:
-            text = (
+            largest = max(self._running, key=lambda unit: unit[1], default=None)
+            running = f", the largest {largest[0]} ({format_bytes(largest[1])})" if largest else ""
+            parts = (
                 f"{self._stage}: {units} of {self._units} units finished, {format_bytes(done)} of "
                 f"{format_bytes(self._total)}, {format_bytes(rate)}/s, "
-                f"{'about ' + format_duration(left) + ' left' if left is not None else 'no progress yet'}; "
-                + "; ".join(filter(None, (_describe_repeated(), self._describe_running())))
+                f"{'about ' + format_duration(left) + ' left' if left is not None else 'no progress yet'}",
+                _describe_repeated(),
+                f"{len(self._running)} running{running}",
             )
+            text = "; ".join(filter(None, parts)) + _describe_limit()
             event = ProgressEvent(
                 stage=self._stage,
                 units_done=units,
@@ -236,6 +251,11 @@ class ProgressDisplay:
                 memory_limit=memory_limit(),
             )
         self._reporter.write(text, event)
+
+
+def _describe_limit() -> str:
+    """Return the memory limit after a semicolon, or an empty text without a limit."""
+    return "" if memory_limit() is None else f"; {describe_memory()}"
 
 
 def _describe_repeated() -> str:

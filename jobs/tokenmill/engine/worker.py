@@ -14,6 +14,7 @@ Guarantees:
 
 import contextlib
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Callable
@@ -23,14 +24,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenmill.core.files.explain import explain_os_errors
-from tokenmill.core.machine import describe_memory
+from tokenmill.core.machine import describe_memory, memory_limit
 from tokenmill.core.printing import format_bytes
 from tokenmill.engine.attempt import list_leftovers, sweep
 from tokenmill.engine.executors import ByteCounter, open_executor
 from tokenmill.engine.metrics import StageMetrics
 from tokenmill.engine.partition import select_units
 from tokenmill.engine.planning import Request, agree_on_plan
-from tokenmill.engine.progress import Reporter, StartEvent
+from tokenmill.engine.progress import Reporter, StartEvent, WarningEvent
 from tokenmill.engine.rates import record_rate
 from tokenmill.engine.record import Completion, Counts, Plan, StageRecord, Unit, complete, record_failure
 from tokenmill.engine.signals import STOP, interruptible, stop_error, stopping_on_signals
@@ -128,7 +129,8 @@ def _read_completion(record: StageRecord, plan: Plan) -> Completion | None:
 
 def _make_interruptible(make: Callable[[], Plan], *, plan_of: str, reporter: Reporter) -> Callable[[], Plan]:
     def make_interruptibly() -> Plan:
-        reporter.log(f"{plan_of}: planning; {describe_memory()}")  # the last log line if planning is killed for memory
+        if reporter.json_lines or memory_limit() is not None:  # the last log line if planning is killed for memory
+            reporter.log(f"{plan_of}: planning; {describe_memory()}")
         try:
             with interruptible(), reporter.waiting(f"{plan_of}: still planning"):
                 return make()
@@ -144,8 +146,12 @@ def _make_interruptible(make: Callable[[], Plan], *, plan_of: str, reporter: Rep
 def _log_start(reporter: Reporter, plan: Plan, run: StageRun, share: list[Unit], done: set[str]) -> None:
     worker = f" (worker {run.worker} of {run.workers})" if run.workers > 1 else ""
     todo = [unit for unit in share if unit.id not in done]
-    size, finished = format_bytes(sum(unit.weight for unit in todo)), f"; {len(done)} already finished" if done else ""
-    text = f"{plan.command}{worker}: {len(todo)} units to run, {size}{finished}"
+    size, finished = (
+        format_bytes(sum(unit.weight for unit in todo)),
+        f"; {len(done):,} already finished" if done else "",
+    )
+    units = "1 unit" if len(todo) == 1 else f"{len(todo):,} units"
+    text = f"{plan.command}{worker}: {units} to run, {size}{finished}"
     reporter.write(text, StartEvent(text, plan.stage, plan.id, len(share), len(done)))
 
 
@@ -212,10 +218,14 @@ def _run_units(
                     continue
                 if not isinstance(problem, Superseded):  # failures on disk belong to the new plan by now
                     record_failure(prepared.record, plan.id, unit.id, problem)
-                if not (fatal and _is_fatal(problem)):  # a full disk fails all running units, and one warning is enough
-                    reporter.warn(f"{plan.command} of {unit.id} failed: {problem}")
                 failures.append((unit, problem))
                 fatal = fatal or _is_fatal(problem)
+                if not fatal and finished + len(failures) < len(share):  # otherwise, the error follows at once
+                    reporter.write(
+                        f"warning: {plan.command} of {unit.id} failed, and the other units run. Their end shows the "
+                        f"reason, and so does: tokenmill status {shlex.quote(str(stage.output))}",
+                        WarningEvent(f"{plan.command} of {unit.id} failed: {problem}"),
+                    )
             if fatal:
                 break
         pool.stop()

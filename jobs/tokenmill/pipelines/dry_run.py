@@ -42,7 +42,7 @@ RATIO_BYTES = 4 << 20
 
 
 class StagePlan(JsonEvent, frozen=True, tag="plan", kw_only=True):
-    """The plan of a stage and its expected result; None stands for a number that is not known before the stages before it are done.
+    """The plan of a stage and its expected result; None stands for a number that an earlier stage determines.
 
     `files`, `units` and `input_bytes` are those of the plan, `units_done` counts the finished units, and `fetch_bytes`
     the bytes to request from a source. `documents`, `tokens` and `output_bytes` are expected for all units, `seconds`

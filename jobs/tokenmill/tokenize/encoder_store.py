@@ -12,7 +12,7 @@ The name of a directory contains the backend's fingerprint, so that workers of a
 use the same directory.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -98,8 +98,8 @@ class Encoders:
         verdict = self._verdict(basis.tokenizer, mode, options.encoder)
         if verdict is None:
             raise TransientError(
-                f"{directory} contains no verdict of the parity gate for --encoder {options.encoder} and the installed "
-                "versions; run the same command again"
+                f"{directory} contains no result of the encoder check for --encoder {options.encoder} and the "
+                "installed versions; run the same command again"
             )
         return Task(
             verdict.encoder,
@@ -164,13 +164,13 @@ class Encoders:
         name = f"settled-{content_id(request)[:16]}.json"
         mode = EncodingMode(options.special_tokens, options.special_in_text == "split")
         stored = self._find_stored(name, mode, options.encoder)
-        tokenizer, verdict = stored or self._resolve(texts, options, mode, name, endpoint, reporter.log)
+        tokenizer, verdict = stored or self._resolve(texts, options, mode, name, endpoint, reporter)
         eod_warnings = (eod_warning(tokenizer), added_eod_warning(tokenizer)) if options.append_eod else ()
         for warning in (*tokenizer.notes, fallback_warning(verdict), *eod_warnings):
             if warning:
                 reporter.warn(warning)
-        reporter.log(
-            f"tokenizer {tokenizer.reference}: encoder {verdict.encoder} passed the parity gate "
+        reporter.detail(
+            f"tokenizer {tokenizer.reference}: encoder {verdict.encoder} passed the encoder check "
             f"({verdict.checked:,} texts)"
         )
         return tokenizer
@@ -200,7 +200,7 @@ class Encoders:
         mode: EncodingMode,
         name: str,
         endpoint: str | None,
-        log: Callable[[str], None],
+        reporter: Reporter,
     ) -> "tuple[ResolvedTokenizer, Verdict]":
         import tempfile
 
@@ -223,7 +223,8 @@ class Encoders:
                 endpoint=endpoint,
                 source=options.tokenizer_source,
                 special_in_text=options.special_in_text,
-                log=log,
+                log=reporter.log,
+                detail=reporter.detail,
                 use_cache=True,
             )
             self._copy_tokenizer(resolved / "tokenizer", tokenizer.files)
@@ -292,5 +293,5 @@ def _convert_record(kind: "type[T]", value: Any, path: Path) -> "T":
     except ValidationError as error:
         raise RequestError(
             f"{path} is damaged, or another program changed it ({error}); find the cause, delete {path.parent}, and "
-            "run the same command again, which runs the parity gate again"
+            "run the same command again, which checks the encoders again"
         ) from error

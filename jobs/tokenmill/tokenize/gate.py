@@ -192,7 +192,7 @@ def _run_candidates(directory: Path, names: list[str], timeout: float, log: Call
     ) as process:
         try:
             output = wait_for_child(
-                process, timeout, lambda seconds: log(f"still running the parity gate after {seconds:.0f} s")
+                process, timeout, lambda seconds: log(f"still checking the encoders after {seconds:.0f} s")
             )
         finally:
             process.kill()

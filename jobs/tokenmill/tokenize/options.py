@@ -48,7 +48,7 @@ class EncodingOptions(TokenizerOptions, ReadingOptions):
         str,
         Option(
             f"{', '.join(engines.choices()[:-1])} or {engines.choices()[-1]}; auto uses the fastest that passes the "
-            "parity gate.",
+            "encoder check.",
             choices=engines.choices(),
             chart="encoder",
         ),

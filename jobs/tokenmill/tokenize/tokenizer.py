@@ -117,6 +117,7 @@ def resolve_tokenizer(
     source: str | None = None,
     special_in_text: str = "keep",
     log: Callable[[str], None] = lambda text: None,
+    detail: Callable[[str], None] = lambda text: None,
     use_cache: bool = False,
 ) -> tuple[ResolvedTokenizer, Verdict]:
     """Fetch a tokenizer, determine its EOD and dtype, and choose an encoder; write the result to `destination`.
@@ -125,8 +126,8 @@ def resolve_tokenizer(
     `texts` are the corpus's first documents for the gate, and `scratch` is a directory for files between processes.
     Without `need_eod`, a tokenizer need not have an eos token. `source` selects the ids if transformers' class and the
     tokenizer's file differ: class, file, or None, which raises RequestError for a difference. With `special_in_text`
-    split, encoders treat special tokens in texts as ordinary text. `log` prints the progress. `use_cache` reads and
-    writes the results in `tokenize.cache`.
+    split, encoders treat special tokens in texts as ordinary text. `log` prints the progress, and `detail` the use of
+    the cache. `use_cache` reads and writes the results in `tokenize.cache`.
 
     Raises:
         RequestError: the tokenizer cannot be used.
@@ -156,12 +157,12 @@ def resolve_tokenizer(
     key = content_id({**identity, **libraries, "files": _hash_files(files)})
     resolution = _load_from_cache(key) if use_cache else None
     if resolution is None:
-        log(f"loading the tokenizer {reference} and running the parity gate")
+        log(f"loading the tokenizer {reference} and checking the encoders")
         resolution = _resolve_in_scratch(files, request, texts, scratch, log)
         if use_cache and resolution.verdict.is_repeatable:
             cache.store(key, resolution.to_files())
     else:
-        log(f"using the cached resolution of the tokenizer {reference}: the library versions are the same")
+        detail(f"using the cached resolution of the tokenizer {reference}: the library versions are the same")
     resolved = ResolvedTokenizer.from_json(
         {
             "reference": reference,
