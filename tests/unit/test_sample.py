@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -121,3 +122,13 @@ def test_the_sample_passes_all_stages_and_is_done_in_the_next_run(tmp_path: Path
     assert (first.code, second.code) == (0, 0), first.err + second.err
     assert "0 units to run" not in first.err and second.err.count("0 units to run") == 4
     assert tokenmill("verify", tmp_path / "o ut 9%").code == 0
+
+    ends = [line.partition(":")[0] for line in first.out.splitlines() if ": complete, " in line]
+    assert ends == ["download", "extract", "concatenate", "preprocess"]
+    stages = json.loads(tokenmill("report", tmp_path / "o ut 9%/preprocessed", "--json").out)["stages"]
+    table = [re.split(r"  +", line) for line in second.out.splitlines()]
+    rows = {row[0]: row[1:] for row in table if len(row) > 5 and row[0] != "stage"}
+    for stage in stages:
+        name, written = stage["stage"], f"{stage['written']:,}"
+        assert rows[name][1:3] == [written, f"{stage['tokens']:,}"] or stage["tokens"] is None, rows
+    assert rows["preprocess"][0] == "4", "a .bin and its .idx are one file"

@@ -34,6 +34,7 @@ def run(
     """Run download, preprocess and verify; with the options also extract and concatenate."""
     from tokenmill.cli.stage_result import (
         announcing_end,
+        end_printer,
         open_stage_run,
         print_plans,
         report_pipeline,
@@ -61,7 +62,7 @@ def run(
         with open_stage_run(run, processes=processes) as stage_run:
             return print_plans(plan_pipeline(pipeline, stage_run), run.json)
     with announcing_end(run, "run", output) as end, open_stage_run(run, processes=processes) as stage_run:
-        report_pipeline(pipeline, pipeline.run(stage_run), stage_run)
+        report_pipeline(pipeline, pipeline.run(stage_run, end_printer(json_lines=run.json)), stage_run)
         end.message = f"all stages are complete and verified: {output}"
 
 

@@ -17,7 +17,7 @@ def sample(
     json: o.Json = False,
 ) -> None:
     """Try the pipeline: run text that ships with Python, as a directory of files, through all stages."""
-    from tokenmill.cli.stage_result import open_stage_run, report_pipeline
+    from tokenmill.cli.stage_result import end_printer, open_stage_run, report_pipeline
     from tokenmill.pipelines.pipeline import Pipeline
     from tokenmill.pipelines.sample.harvest import NAME, harvest
     from tokenmill.tokenize.options import PreprocessOptions
@@ -36,4 +36,4 @@ def sample(
         stage_run.reporter.log(
             f"wrote {harvested.documents:,} documents of train, validation and test to {output / NAME}"
         )
-        report_pipeline(pipeline, pipeline.run(stage_run), stage_run)
+        report_pipeline(pipeline, pipeline.run(stage_run, end_printer(json_lines=json)), stage_run)

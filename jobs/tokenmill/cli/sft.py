@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from tokenmill.engine.stage import StageRun
-    from tokenmill.pipelines.sft import FineTuningData, SftDataset, StageResult
+    from tokenmill.pipelines.pipeline import StageResult
+    from tokenmill.pipelines.sft import FineTuningData, SftDataset
 
 
 @spread
@@ -50,7 +51,7 @@ def sft(
     processes: o.Processes = None,
 ) -> None:
     """Run chat, pack and verify: from conversations to packed rows for fine-tuning."""
-    from tokenmill.cli.stage_result import announcing_end, open_stage_run, print_plans, report
+    from tokenmill.cli.stage_result import announcing_end, end_printer, open_stage_run, print_plans, report
     from tokenmill.pipelines.dry_run import plan_fine_tuning
     from tokenmill.pipelines.sft import FineTuningData, SftDataset
     from tokenmill.sources.uri import normalize_source
@@ -87,11 +88,10 @@ def sft(
         if run.dry_run:
             return print_plans(plan_fine_tuning(data, stage_run, only), run.json)
         with announcing_end(run, only or "sft", output, workers) as end:
-            results = data.run(stage_run, only)
             if only:
-                for result in results:
-                    report(result.summary, result.output, run.json)
+                results = data.run(stage_run, lambda result: report(result.summary, result.output, run.json), only)
             else:
+                results = data.run(stage_run, end_printer(json_lines=run.json))
                 _report(data, results, stage_run)
             if all(result.summary.completion.manifest for result in results):
                 end.message = f"{only or 'all stages'} complete: {output}"
@@ -151,47 +151,15 @@ def _load_blend(
 
 
 def _report(data: "FineTuningData", results: "list[StageResult]", run: "StageRun") -> None:
-    """Verify the output, then print the result of each stage, the packed rows of each split and the next commands."""
+    """Print the results of the stages, the packed rows of each split and the next commands."""
     import shlex
     import sys
-    import time
 
-    from tokenmill.cli.stage_result import build_result, program
-    from tokenmill.core.json_lines import print_json
-    from tokenmill.core.printing import PrintedTable, align, format_duration
-    from tokenmill.datasets.dataset import verify_outputs
-    from tokenmill.engine.record import describe_rejected
-    from tokenmill.errors import InputError
-    from tokenmill.stages.registry import CHAT, KINDS
+    from tokenmill.cli.stage_result import program, report_stages
+    from tokenmill.stages.registry import CHAT
 
-    started = time.monotonic()
-    _, problems = verify_outputs(data.output, KINDS, full=True)
-    seconds = time.monotonic() - started
-    if problems:
-        raise InputError(
-            f"the new output in {data.output} has problems, {len(problems)} in total; correct the first one, and run "
-            f"the same command again: {problems[0]}"
-        )
-    described = [build_result(result.summary, result.output) for result in results]
-    if run.reporter.json_lines:
-        for event in described:
-            print_json(event)
+    if not report_stages(results, data.output, run):
         return
-    columns = ("stage", "rows", "sequences", "tokens", "trained", "left out", "rejected", "work")
-    rows = list[tuple[str, ...]]()
-    for result, description in zip(results, described, strict=True):
-        counts = description.counts or {}
-        in_rows = ("rows", "out") if "rows" in counts else ("in", "sequences")  # pack counts sequences, chat rows
-        names = (*in_rows, "tokens", "trained", "dropped", "rejected")
-        cells = [f"{counts[name]:,}" if name in counts else "" for name in names]
-        rows.append((result.label, *cells, format_duration(description.seconds)))
-    rows.append(("verify", "", "", "", "", "", "", format_duration(seconds)))
-    for line in align(PrintedTable("stages", columns, rows)):
-        sys.stdout.write(f"{line}\n")
-    sys.stdout.write("\n")
-    for result, description in zip(results, described, strict=True):
-        if rejected := describe_rejected(description.counts or {}, result.output):
-            sys.stdout.write(f"{rejected}\n")
     for line in _describe_splits(data.packed):
         sys.stdout.write(f"{line}\n")
     first = next(result for result in results if result.summary.plan.stage == CHAT.name)

@@ -5,25 +5,26 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenmill.core.json_lines import JsonEvent, print_json
-from tokenmill.core.printing import PrintedTable, align, format_bytes, format_count, format_duration
+from tokenmill.core.printing import PrintedTable, align, format_bytes, format_count, format_duration, format_share
 from tokenmill.engine.announce import StageEnd
 from tokenmill.engine.exporter import MetricsExporter
 from tokenmill.engine.metrics import StageCollector
 from tokenmill.engine.notify.announcer import Announcer
 from tokenmill.engine.options import RunOptions, WorkerOptions
 from tokenmill.engine.progress import Reporter
-from tokenmill.engine.record import StageRecord, describe_rejected
+from tokenmill.engine.record import REJECTED, Manifest, StageRecord, describe_rejected
 from tokenmill.engine.run import run_stage
 from tokenmill.engine.stage import Stage, StageRun
 from tokenmill.engine.worker import Summary
-from tokenmill.pipelines.pipeline import Pipeline
-from tokenmill.stages.registry import KINDS, PACK, PREPROCESS, TRANSFORM, default_output, get_stage
+from tokenmill.packs.contract import PackBasis
+from tokenmill.pipelines.pipeline import Pipeline, StageResult
+from tokenmill.stages.registry import DOWNLOAD, KINDS, PACK, PREPROCESS, TRANSFORM, default_output, get_stage
 
 if TYPE_CHECKING:
     from tokenmill.pipelines.dry_run import StagePlan
@@ -167,7 +168,7 @@ def describe_completion(summary: Summary, output: Path) -> str:
     result, manifest = build_result(summary, output), summary.completion.manifest
     stage, command = summary.plan.stage, summary.plan.command
     counts = manifest.counts if manifest else {}
-    file_count = manifest.file_count if manifest else 0
+    file_count = _count_files(manifest)
     written = f"{_format_count(file_count, 'file', 'files')}, {format_bytes(result.bytes or 0)}"
     noun = "sequence" if stage == PACK.name else "record"
     labels = {
@@ -229,45 +230,94 @@ def print_plans(plans: "list[StagePlan]", json_lines: bool) -> None:
     sys.stdout.write("\n".join(lines) + "\n")
 
 
-def report_pipeline(pipeline: Pipeline, summaries: list[Summary], run: StageRun) -> None:
-    """Verify the output of a pipeline, then print the result of each stage and the next commands."""
+def end_printer(*, json_lines: bool) -> Callable[[StageResult], None]:
+    """Return a function that prints the line of a complete stage; with --json, the results follow at the end."""
+
+    def print_end(result: StageResult) -> None:
+        if not json_lines:
+            sys.stdout.write(describe_completion(result.summary, result.output) + "\n")
+            sys.stdout.flush()
+
+    return print_end
+
+
+def report_stages(results: Sequence[StageResult], verified: Path, run: StageRun) -> bool:
+    """Verify the output of a pipeline, then print a table of its stages; return whether text follows it.
+
+    The figures are those of `tokenmill report`.
+
+    Raises:
+        InputError: the output has a problem.
+    """
     from tokenmill.datasets.dataset import verify_outputs
     from tokenmill.errors import InputError
+    from tokenmill.reports.stages import read_stage
 
     started = time.monotonic()
-    data = default_output(pipeline.output, PREPROCESS)
-    _, problems = verify_outputs(data, KINDS, full=True)
+    _, problems = verify_outputs(verified, KINDS, full=True)
     seconds = time.monotonic() - started
     if problems:
         raise InputError(
-            f"the new output in {data} has {_format_count(len(problems), 'problem', 'problems')}; correct the first "
-            f"one, and run the same command again: {problems[0]}"
+            f"the new output in {verified} has {_format_count(len(problems), 'problem', 'problems')}; correct the "
+            f"first one, and run the same command again: {problems[0]}"
         )
     if run.reporter.json_lines:
-        for summary in summaries:
-            print_json(build_result(summary, pipeline.output))
-        return
-    columns = ("stage", "files", "documents", "tokens", "bytes", "planning", "work", "rate")
+        for result in results:
+            print_json(build_result(result.summary, result.output))
+        return False
     rows = list[tuple[str, ...]]()
-    for summary in summaries:
-        result = build_result(summary, pipeline.output)
-        counts, weight = result.counts or {}, summary.plan.weight
-        documents = f"{counts.get('out', 0):,}" if summary.plan.stage != "download" else ""
-        tokens = f"{counts['tokens']:,}" if "tokens" in counts else ""
-        planning, work = summary.planning_seconds, summary.seconds - summary.planning_seconds
-        rate = f"{format_bytes(weight / work)}/s" if summary.done_now else "done before"
-        files = f"{summary.completion.manifest.file_count if summary.completion.manifest else 0:,}"
-        written = format_bytes(result.bytes or 0)
-        durations = (format_duration(planning), format_duration(work))
-        rows.append((summary.plan.stage, files, documents, tokens, written, *durations, rate))
-    rows.append(("verify", "", "", "", "", "", format_duration(seconds), "no problems"))
-    shell_path = shlex.quote(str(pipeline.output))
+    for result in results:
+        manifest, plan = result.summary.completion.manifest, result.summary.plan
+        timing = read_stage(StageRecord(result.output, get_stage(plan.stage).kind)).timing
+        rate = f"{format_count(timing.tokens_per_second)} tokens/s" if timing.tokens_per_second else ""
+        if not rate and timing.bytes_per_second:
+            rate = f"{format_bytes(timing.bytes_per_second)}/s"
+        rows.append(
+            (
+                result.label,
+                f"{_count_files(manifest):,}",
+                "" if plan.stage == DOWNLOAD.name else f"{timing.written:,}",
+                "" if timing.tokens is None else f"{timing.tokens:,}",
+                format_bytes(timing.input_bytes),
+                format_bytes(timing.output_bytes),
+                format_duration(timing.busy_seconds),
+                rate,
+                _describe_fill(result.summary),
+            )
+        )
+    rows.append(("verify", *[""] * 5, format_duration(seconds), "no problems", ""))
+    columns: tuple[str, ...] = ("stage", "files", "documents", "tokens", "read", "written", "time", "rate", "fill")
+    if not any(row[-1] for row in rows):
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
     for line in align(PrintedTable("stages", columns, rows)):
         sys.stdout.write(f"{line}\n")
-    rejected = describe_rejected(build_result(summaries[-1], data).counts or {}, data)
-    sys.stdout.write(
-        (f"\n{rejected}\n" if rejected else "") + f"\nMegatron-LM data and its tokenizer: {data}\n"
-        f"show a document and its source:  {program()} inspect {shell_path} --document 3\n"
-        f"show the progress of each stage: {program()} status {shell_path}\n"
-        f"check every byte again:          {program()} verify {shell_path}\n"
-    )
+    sys.stdout.write("\n")
+    return True
+
+
+def _count_files(manifest: Manifest | None) -> int:
+    """Return the number of files of an output; a .bin and its .idx are one, and rejected records are none."""
+    if manifest is None:
+        return 0
+    return sum(not (entry.path.endswith(".idx") or entry.path.startswith(f"{REJECTED}/")) for entry in manifest.files)
+
+
+def _describe_fill(summary: Summary) -> str:
+    """Return the share of the packed rows that is not padding, or an empty text for another stage."""
+    counts = summary.completion.manifest.counts if summary.completion.manifest else {}
+    if summary.plan.stage != PACK.name or not counts.get("rows"):
+        return ""
+    basis = PackBasis.from_json(summary.plan.basis)
+    return format_share(counts["tokens"] / (counts["rows"] * basis.pack_size)) if basis.pack_size else ""
+
+
+def report_pipeline(pipeline: Pipeline, results: Sequence[StageResult], run: StageRun) -> None:
+    """Print the results of a pipeline and the next commands."""
+    data, shell_path = default_output(pipeline.output, PREPROCESS), shlex.quote(str(pipeline.output))
+    if report_stages(results, data, run):
+        sys.stdout.write(
+            f"Megatron-LM data and its tokenizer: {data}\n"
+            f"show a document and its source:  {program()} inspect {shell_path} --document 3\n"
+            f"show the progress of each stage: {program()} status {shell_path}\n"
+            f"check every byte again:          {program()} verify {shell_path}\n"
+        )

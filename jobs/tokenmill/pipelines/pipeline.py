@@ -3,8 +3,10 @@
 `extract` and `concatenate` are optional. Each stage reads the output of the stage before it.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tokenmill.engine.run import run_stage
 from tokenmill.engine.selection import Selection
@@ -18,6 +20,14 @@ from tokenmill.stages.extract import Extract
 from tokenmill.stages.preprocess import Preprocess
 from tokenmill.stages.registry import CONCATENATE, EXTRACT, PREPROCESS, get_stage
 from tokenmill.tokenize.options import PreprocessOptions
+
+
+class StageResult(NamedTuple):
+    """The summary of a stage, and its output; `label` has the name of the stage, and of the dataset among several."""
+
+    label: str
+    output: Path
+    summary: Summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +89,17 @@ class Pipeline:
         )
         return [*stages, preprocess]
 
-    def run(self, run: StageRun) -> list[Summary]:
-        """Run the stages in order; finished units are skipped."""
-        return [run_stage(stage, run) for stage in self.stages()]
+    def run(self, run: StageRun, end: Callable[[StageResult], None]) -> list[StageResult]:
+        """Run the stages in order, and call `end` after each of them; finished units are skipped."""
+        return run_stages([(stage.kind.name, stage) for stage in self.stages()], run, end)
+
+
+def run_stages(
+    stages: Sequence[tuple[str, Stage]], run: StageRun, end: Callable[[StageResult], None]
+) -> list[StageResult]:
+    """Run stages, each with its label, in order, and call `end` after each of them."""
+    results = []
+    for label, stage in stages:
+        results.append(StageResult(label, stage.output, run_stage(stage, run)))
+        end(results[-1])
+    return results

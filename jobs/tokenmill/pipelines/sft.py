@@ -8,16 +8,15 @@ Each stage skips its finished units, so that the same call continues after an in
 the stage pack.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from tokenmill.core.files.paths import safe_name
-from tokenmill.engine.run import run_stage
 from tokenmill.engine.selection import Selection
 from tokenmill.engine.stage import Stage, StageRun
-from tokenmill.engine.worker import Summary
+from tokenmill.pipelines.pipeline import StageResult, run_stages
 from tokenmill.stages.chat.options import ChatOptions
 from tokenmill.stages.chat.stage import Chat
 from tokenmill.stages.download import Download
@@ -40,14 +39,6 @@ class SftDataset(NamedTuple):
     input: Path | Stream
     selection: Selection = Selection()
     weight: float = 1.0
-
-
-class StageResult(NamedTuple):
-    """The summary of a stage, and its output; `label` has the name of the stage, and of the dataset among several."""
-
-    label: str
-    output: Path
-    summary: Summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,19 +71,16 @@ class FineTuningData:
         )
         return [*names, CHAT.name, PACK.name]
 
-    def run(self, run: StageRun, only: str | None = None) -> list[StageResult]:
-        """Run the stages in order, or only one of them; finished units are skipped.
+    def run(self, run: StageRun, end: Callable[[StageResult], None], only: str | None = None) -> list[StageResult]:
+        """Run the stages in order, or only one of them, and call `end` after each; finished units are skipped.
 
         Sequences that are longer than a packed row are left out and counted, unless `--max-length` limits them before.
 
         Raises:
             RequestError: an input is invalid.
         """
-        return [
-            StageResult(label, stage.output, run_stage(stage, run))
-            for label, stage in self.list_stages(download=self.download)
-            if only in (None, stage.kind.name)
-        ]
+        stages = self.list_stages(download=self.download)
+        return run_stages([item for item in stages if only in (None, item[1].kind.name)], run, end)
 
     def list_stages(self, *, download: bool) -> list[tuple[str, Stage]]:
         """Return the stages with their labels, in order; `download` keeps the files of sources."""
