@@ -98,7 +98,7 @@ def compare_speed(options: argparse.Namespace) -> dict[str, Any]:
     """Compare tokens/s with those of the same command without tokenmill, in turn."""
     path = settings(options, "speed", 60, 60)
     dry_run = subprocess.run([*TRAIN, str(path), "--dry-run"], capture_output=True, text=True, check=True).stdout
-    by_hand = shlex.split(dry_run.strip())
+    by_hand = shlex.split(dry_run.replace("\\\n", " "))
     ratios = []
     for turn in range(options.rounds):
         times: dict[str, float] = {}

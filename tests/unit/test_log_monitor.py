@@ -293,21 +293,35 @@ def test_a_line_before_the_last_progress_is_no_cause(progress: str) -> None:
     assert read(warning, progress, report(0, 3)).cause == "rank 0 ended with exit code 3 without a traceback"
 
 
+def test_the_progress_is_summarized_at_intervals_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("tokenmill.train.runtime.log_monitor.time.monotonic", lambda: now)
+    monitor = LogMonitor(tokens_per_iteration=2_000_000, target=200)
+    lines = []
+    for iteration in range(1, 201):
+        now += 1.0
+        lines += monitor.read_line(LINE.format(iteration, "1.100000E+01", 0))[1]
+    assert [line.partition(":")[0] for line in lines] == [
+        f"iteration {number} of 200" for number in (1, 31, 61, 91, 121, 151, 181, 200)
+    ]
+    assert lines[1].endswith("about 5 min 38 s left") and "left" not in lines[-1]
+
+
 def test_progress() -> None:
     monitor = LogMonitor(tokens_per_iteration=2_000_000, peak_tflops=1000, iterations_between_reports=20)
     assert monitor.progress == TrainingProgress(None, saving=False, report_interval_seconds=0)
     assert monitor.read_line(STARTED) == (True, []) and monitor.training_started
     alive, messages = monitor.read_line(LINE.format(7, "1.100000E+01", 0))
-    assert alive and messages == ["iteration 7: 1,000,000 tokens/s, 40.0% of the GPUs' peak (MFU)"]
+    assert alive and messages == ["iteration 7: loss 11, 1,000,000 tokens/s, 40.0% of the GPUs' peak (MFU)"]
     assert monitor.progress == TrainingProgress(7, saving=False, report_interval_seconds=40)
     assert monitor.read_line("  saving checkpoint at iteration       7 to /c in torch_dist format\n")[0]
     assert monitor.progress.saving
     monitor.read_line(LINE.format(8, "1.100000E+01", 0))  # an asynchronous save
     assert not monitor.progress.saving
-    assert "3 iterations had NaN values" in monitor.read_line(LINE.format(9, "nan", 3))[1][1]
+    assert "3 iterations had NaN values" in monitor.read_line(LINE.format(9, "nan", 3))[1][0]
     for iteration in range(10, 30):
-        assert len(monitor.read_line(LINE.format(iteration, "2.0E+00", 0))[1]) == 1
-    assert "the loss 10 is far from" in monitor.read_line(LINE.format(30, "1.0E+01", 0))[1][1]
+        assert monitor.read_line(LINE.format(iteration, "2.0E+00", 0))[1] == []
+    assert "the loss 10 is far from" in monitor.read_line(LINE.format(30, "1.0E+01", 0))[1][0]
 
 
 @pytest.mark.parametrize(("iteration", "silent"), [(89, False), (90, False), (91, True), (100, True), (101, False)])

@@ -95,7 +95,7 @@ def read_options() -> set[str]:
 def test_the_command_of_a_dry_run(tmp_path: Path, data: Path) -> None:
     done = run_tokenmill("train", write_settings(tmp_path, data), "--dry-run")
     assert done.code == 0, done.err
-    command = shlex.split(done.out)
+    command = shlex.split(done.out.replace("\\\n", " "))
     child = next(number for number, word in enumerate(command) if word.endswith("framework_child.py"))
     assert command[0] == "torchrun" and command[child + 2] == str(PROGRAMS / "fsdp.py")
     arguments = command[child + 3 :]
@@ -199,7 +199,7 @@ def test_megatron_lm_keeps_its_command(tmp_path: Path, data: Path) -> None:
     path = write_settings(tmp_path, data, trainer={"framework": "megatron-lm", "script": "pretrain.py"})
     done = run_tokenmill("train", path, "--dry-run")
     assert done.code == 0, done.err
-    assert " pretrain.py --num-layers 2 " in done.out and "framework_child" not in done.out
+    assert " pretrain.py \\\n  --num-layers 2 \\\n" in done.out and "framework_child" not in done.out
 
 
 @pytest.mark.slow

@@ -185,7 +185,7 @@ def test_the_command_line_prints_the_run(tokenizer: Path, make: Make, tmp_path: 
     path.write_text(json.dumps(run))
     ended = tokenmill("train", "--dry-run", path)
     assert ended.code == 0, ended.err
-    assert "--sft --sft-tokenizer-prompt-format identity" in ended.out
+    assert "  --sft \\\n  --sft-tokenizer-prompt-format identity \\\n" in ended.out
     assert "warning: the format identity writes only the contents" in ended.err
     ended = tokenmill("train", "--build-index", path)
     assert ended.code == 2 and "a fine-tuning run (sft) has no sample index" in ended.err

@@ -3,6 +3,7 @@
 import shlex
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -41,9 +42,20 @@ def train(
         prepared = prepare(settings, scratch=Path(tempfile.mkdtemp(prefix="tokenmill-dry-run-")), dry_run=True)
         for line in prepared.messages:
             sys.stderr.write(f"{line}\n")
-        sys.stdout.write(shlex.join(prepared.command) + "\n")
+        sys.stdout.write(format_command(prepared.command) + "\n")
     else:
         run.train(settings, metrics.metrics, notify.notify)
+
+
+def format_command(command: Sequence[str]) -> str:
+    """Return a command for a shell, with a line for each option and its values."""
+    lines = [shlex.quote(command[0])]
+    for word in command[1:]:
+        if word.startswith("--"):
+            lines.append(shlex.quote(word))
+        else:
+            lines[-1] += f" {shlex.quote(word)}"
+    return " \\\n  ".join(lines)
 
 
 def diagnose(

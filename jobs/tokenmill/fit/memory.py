@@ -48,7 +48,9 @@ class Parameters:
 
 def format_parameters(number: float) -> str:
     """Format a number of parameters."""
-    return f"{number / 1e9:.1f} billion" if number >= 1e9 else f"{number / 1e6:.0f} million"
+    if number >= 1e9:
+        return f"{number / 1e9:.1f} billion"
+    return f"{number / 1e6:.0f} million" if number >= 1e7 else f"{number:,.0f}"
 
 
 def count_parameters(layout: Layout) -> Parameters:

@@ -324,7 +324,9 @@ def derive_settings(settings: Settings) -> Settings:
         global_batch_size=batch,
         micro_batch_size=micro_batch,
         learning_rate=learning_rate,
-        min_learning_rate=learning_rate / 10 if training.min_learning_rate is None else training.min_learning_rate,
+        min_learning_rate=(
+            float(f"{learning_rate / 10:.12g}") if training.min_learning_rate is None else training.min_learning_rate
+        ),
         warmup_iterations=iterations // 100 if training.warmup_iterations is None else training.warmup_iterations,
         decay_iterations=training.decay_iterations or iterations,
         eval_interval=training.eval_interval or max(1, min(1000, iterations)),

@@ -13,10 +13,13 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
+from tokenmill.core.printing import format_duration
 from tokenmill.train.runtime.iteration_line import LINE_START, IterationReport, parse_data_wait, parse_iteration
 
 MAX_LINE_CHARACTERS = 2000
 """Characters at the start of a line that are searched."""
+SUMMARY_SECONDS = 30.0
+"""Minimum seconds between two summaries of the progress; Megatron-LM's own lines have every iteration."""
 LOSS_SPIKE_FACTOR = 3.0
 """A loss above this multiple of the median of recent losses causes a warning."""
 OWN_FAILURE = 2
@@ -129,6 +132,8 @@ class LogMonitor:
     _saved_since_report: bool = False
     """A save began after the last iteration that was reported."""
     _iteration_seconds: float = 0.0
+    _summarized_at: float | None = None
+    """Monotonic time of the last summary."""
     _recent_losses: deque[float] = field(default_factory=lambda: deque(maxlen=100))
     _failures: dict[str, str] = field(default_factory=dict)
     """The exception that ended each rank; the key "" is for lines without a rank."""
@@ -364,18 +369,28 @@ class LogMonitor:
         messages = []
         if report.seconds:
             self._iteration_seconds = report.seconds
-            message = (
-                f"iteration {self.iteration:,}: {self.tokens_per_iteration / self._iteration_seconds:,.0f} tokens/s"
-            )
-            if report.teraflops and self.peak_tflops:
-                message += f", {report.teraflops / self.peak_tflops:.1%} of the GPUs' peak (MFU)"
-            messages.append(message)
+            now = time.monotonic()
+            if self._summarized_at is None or now - self._summarized_at >= SUMMARY_SECONDS or iteration == self.target:
+                self._summarized_at = now
+                messages.append(self._summarize(report))
         if report.nan:
             messages.append(f"warning: {report.nan} iterations had NaN values and were skipped")
         norm = report.gradient_norm
         if norm is not None and not math.isfinite(norm):  # Megatron-LM then prints no loss
             messages.append(f"warning: the norm of the gradient is {norm:g}: the model is no longer trained")
         return messages if report.loss is None else [*messages, *self._check_loss(report.loss)]
+
+    def _summarize(self, report: IterationReport) -> str:
+        parts = [f"{self.tokens_per_iteration / self._iteration_seconds:,.0f} tokens/s"]
+        if report.loss is not None:
+            parts.insert(0, f"loss {report.loss:.4g}")
+        if report.teraflops and self.peak_tflops:
+            parts.append(f"{report.teraflops / self.peak_tflops:.1%} of the GPUs' peak (MFU)")
+        if self.target is None:
+            return f"iteration {report.iteration:,}: {', '.join(parts)}"
+        if left := self.target - report.iteration:
+            parts.append(f"about {format_duration(left * self._iteration_seconds)} left")
+        return f"iteration {report.iteration:,} of {self.target:,}: {', '.join(parts)}"
 
     def _read_save(self, started: bool) -> None:
         self.saving = started
