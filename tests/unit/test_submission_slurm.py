@@ -241,3 +241,17 @@ def test_text_of_the_record_is_no_line_of_status(programs: Path, tmp_path: Path)
     (output / JOBS).write_text("\n".join(lines) + "\n")
     status = run("status", output)
     assert status.out == f"extract: job 1 of Slurm: 1 running, writes to {output}\n"
+
+
+@pytest.mark.parametrize("content", [None, '[kubernetes]\ncharts = "charts"\n'])
+def test_a_profile_without_a_claim_is_refused_with_the_lines_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if content:
+        (tmp_path / "tokenmill.toml").write_text(content)
+    ended = run("preprocess", tmp_path, "/data/out", "--tokenizer", "x", "--on", "kubernetes")
+    assert ended.code == 2
+    assert ended.err.endswith('|     [kubernetes]\n|     on = "kubernetes"\n|     claim = "shared-storage-pvc"\n'), (
+        ended.err
+    )

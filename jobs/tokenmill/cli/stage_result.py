@@ -296,7 +296,7 @@ def report_stages(results: Sequence[StageResult], verified: Path, run: StageRun)
 
 
 def _count_files(manifest: Manifest | None) -> int:
-    """Return the number of files of an output; a .bin and its .idx are one, and rejected records are none."""
+    """Return the number of files of an output; a .bin and its .idx count as one, rejected records do not count."""
     if manifest is None:
         return 0
     return sum(not (entry.path.endswith(".idx") or entry.path.startswith(f"{REJECTED}/")) for entry in manifest.files)

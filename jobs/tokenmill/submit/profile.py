@@ -99,6 +99,12 @@ class KubernetesProfile(Table, frozen=True):
     """Time for Helm to create the objects; it does not wait for the end of the jobs."""
 
 
+EXAMPLE = """
+    [{name}]
+    on = "kubernetes"
+    claim = "shared-storage-pvc\""""
+"""The shortest profile of a cluster, for messages."""
+
 Profile = SlurmProfile | KubernetesProfile
 _KINDS: dict[str, type[SlurmProfile] | type[KubernetesProfile]] = {SLURM: SlurmProfile, KUBERNETES: KubernetesProfile}
 
@@ -112,7 +118,7 @@ def read_profile(name: str, command: str, file: Path | None, directory: Path) ->
         RequestError: the file or the table does not exist, or has an unknown or invalid key.
     """
     path = file or directory / PROFILES_FILE
-    tables = _read_tables(path, required=file is not None or name != SLURM)
+    tables = _read_tables(path, name, required=file is not None or name != SLURM)
     table = tables.get(name, {"on": name} if name in _KINDS else None)
     if table is None:
         known = ", ".join([LOCAL, *dict.fromkeys([*_KINDS, *tables])])
@@ -130,6 +136,10 @@ def read_profile(name: str, command: str, file: Path | None, directory: Path) ->
     for text in _texts(merged):
         if CONTROL_CHARACTERS.search(text):
             raise RequestError(f"{path}: [{name}] contains the text {text!r} with a control character; remove it")
+    if kind == KUBERNETES and "claim" not in merged:
+        raise RequestError(
+            f"{path}: [{name}] has no claim, the name of the PVC that holds the data; add it:{EXAMPLE.format(name=name)}"
+        )
     try:
         profile = convert_json(merged, _KINDS[kind])
     except msgspec.ValidationError as error:
@@ -142,14 +152,15 @@ def read_profile(name: str, command: str, file: Path | None, directory: Path) ->
     return profile
 
 
-def _read_tables(path: Path, *, required: bool) -> dict[str, Any]:
+def _read_tables(path: Path, name: str, *, required: bool) -> dict[str, Any]:
     try:
         return tomllib.loads(read_named_file(path, "the profiles").decode())
     except FileNotFoundError:
         if not required:
             return {}
         raise RequestError(
-            f"the file of profiles {path} does not exist; write it, or correct --on or --profiles"
+            f"the file of profiles {path} does not exist; correct --on or --profiles, or write the file. For a "
+            f"Kubernetes cluster, it needs three lines with the name of your PVC:{EXAMPLE.format(name=name)}"
         ) from None
     except OSError as error:
         raise RequestError(f"cannot read the profiles {path}: {error.strerror}; check its permissions") from None
