@@ -138,7 +138,7 @@ def read_profile(name: str, command: str, file: Path | None, directory: Path) ->
             raise RequestError(f"{path}: [{name}] contains the text {text!r} with a control character; remove it")
     if kind == KUBERNETES and "claim" not in merged:
         raise RequestError(
-            f"{path}: [{name}] has no claim, the name of the PVC that holds the data; add it:{EXAMPLE.format(name=name)}"
+            f"{path}: [{name}] has no claim, the name of the PVC of the data; add it:{EXAMPLE.format(name=name)}"
         )
     try:
         profile = convert_json(merged, _KINDS[kind])
