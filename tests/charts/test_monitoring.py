@@ -26,6 +26,8 @@ RUN = '{namespace="n", app_kubernetes_io_instance="r", pod="r-0"}'
 PUSHED = '{namespace="n", app_kubernetes_io_instance="r", job="megatron-training", instance="r-0"}'
 PUSHED_BY_NODE_1 = PUSHED.replace("r-0", "r-1")
 PUSHED_BY_OTHER = PUSHED.replace('"r"', '"other"')
+MASTER = '{namespace="n", app_kubernetes_io_instance="r", pod="r-master-0"}'
+FAILED = "Training run r has failed{}, and its operator does not start it again."
 GPU = '{gpu="3", Hostname="node-1", pod="dcgm-x", exported_pod="r-0", exported_namespace="n"}'
 UTILIZATION = '{gpu="3", Hostname="node-1", pod="r-0", namespace="n"}'
 
@@ -63,7 +65,7 @@ CASES = {
         },
         fires="12m",
         silent=("8m", "9m", "51m"),
-        summary="Training run r has failed, and its operator does not start it again.",
+        summary=FAILED.format(" with exit code 2"),
         severity="critical",
     ),
     "a run that failed, until another attempt has succeeded": Case(
@@ -76,7 +78,7 @@ CASES = {
         },
         fires="30m",
         silent=("8m", "41m"),
-        summary="Training run r has failed, and its operator does not start it again.",
+        summary=FAILED.format(" with exit code 1"),
         severity="critical",
     ),
     "a run that failed a day ago, with a Pushgateway": Case(
@@ -87,19 +89,52 @@ CASES = {
         },
         fires="10m",
         silent=("30m",),
-        summary="Training run r has failed, and its operator does not start it again.",
+        summary=FAILED.format(" with exit code 2"),
         severity="critical",
     ),
-    "a failed pod of a PyTorchJob, without a Pushgateway": Case(
+    "a run that failed, until its next attempt was stopped": Case(
         "TokenmillTrainingFailed",
         {
-            f"tokenmill_train_start_timestamp_seconds{RUN}": "0x10",
-            'kube_pod_info{namespace="n", pod="r-0", created_by_kind="PyTorchJob", created_by_name="r"}': "1x60",
-            'kube_pod_status_phase{namespace="n", pod="r-0", phase="Failed"}': "0x9 1x30 0x20",
+            # Node 1 ends after node 0: at first in the same attempt, at minute 40 in a later one.
+            f"tokenmill_train_end_timestamp_seconds{PUSHED}": "_x9 600x80",
+            f"tokenmill_train_exit_code{PUSHED}": "_x9 2x80",
+            f"tokenmill_train_end_timestamp_seconds{PUSHED_BY_NODE_1}": "_x11 720x27 2400x50",
+            f"tokenmill_train_exit_code{PUSHED_BY_NODE_1}": "_x11 143x80",
+        },
+        fires="30m",
+        silent=("8m", "45m"),
+        summary=FAILED.format(" with exit code 2"),
+        severity="critical",
+    ),
+    "a failed pod that was scraped, without a Pushgateway": Case(
+        "TokenmillTrainingFailed",
+        {
+            f"tokenmill_train_start_timestamp_seconds{MASTER}": "0x10 stale _x40 3000x10",
+            f'kube_pod_status_phase{{phase="Failed", {MASTER[1:]}': "0x9 1x60",
         },
         fires="25m",
-        silent=("9m", "15m", "45m"),
-        summary="Training run r has failed, and its operator does not start it again.",
+        silent=("9m", "15m", "52m"),
+        summary=FAILED.format(""),
+        severity="critical",
+    ),
+    "a failed pod of a JobSet that was never scraped, with the labels of kube-state-metrics": Case(
+        "TokenmillTrainingFailed",
+        {
+            'kube_pod_labels{namespace="n", pod="r-node-0-1-ab2de", label_app_kubernetes_io_name="megatron-training", '
+            'label_app_kubernetes_io_instance="r"}': "1x60",
+            'kube_pod_status_phase{namespace="n", pod="r-node-0-1-ab2de", phase="Failed"}': "0x9 1x30 stale",
+            # A pod that its operator replaces
+            f"tokenmill_train_start_timestamp_seconds{MASTER}".replace('"r', '"t'): "0x10 stale",
+            f'kube_pod_status_phase{{phase="Failed", {MASTER[1:]}'.replace('"r', '"t'): "0x14 1 stale",
+            # Pods that are not nodes of a run, and a pod of another program
+            'kube_pod_labels{namespace="n", pod="s-index-ab2de", label_app_kubernetes_io_name="megatron-training", '
+            'label_app_kubernetes_io_instance="s"}': "1x60",
+            'kube_pod_status_phase{namespace="n", pod="s-index-ab2de", phase="Failed"}': "1x60",
+            'kube_pod_status_phase{namespace="n", pod="other-master-0", phase="Failed"}': "1x60",
+        },
+        fires="25m",
+        silent=("15m", "45m"),
+        summary=FAILED.format(""),
         severity="critical",
     ),
     "a run without an iteration": Case(
