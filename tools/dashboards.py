@@ -1,12 +1,14 @@
 """Make Grafana's JSON of the dashboards in charts/monitoring/dashboards/*.yaml; tools/charts.py writes it.
 
 A source has a title, a description, the metric whose labels are the choices of the dashboard's variables, and rows of
-panels. A panel has a title, which is a question, and a width in columns (Grafana has 24). Its queries contain these
-abbreviations:
+panels. A panel has a short title, a description that starts with the question that it answers, and a width in columns
+(Grafana has 24). Its queries contain these abbreviations:
 
     $run                  the matchers of the chosen namespaces and releases
     $by                   the labels of a release
     $live                 without the last metrics of an ended pod, which a Pushgateway keeps
+    $pods                 the pods of runs that were scraped within a day, for the metrics of kube-state-metrics
+    $state                the state of each run, see STATE
     run(METRIC)           a metric of training, the maximum over the pods of a run
     stage(METRIC)         a metric of a stage, the sum over its workers, each of which may have had several pods
     stage(METRIC, LABEL)  the same by a label
@@ -26,7 +28,40 @@ from fresh import load_yaml
 
 RUN = 'namespace=~"$namespace", app_kubernetes_io_instance=~"$release"'
 BY = "namespace, app_kubernetes_io_instance"
+STATE = """
+1004 * max by ($by) (ALERTS{$run, alertname="TokenmillTrainingStalled", alertstate="firing"})
+or 1000 + max by ($by) (
+  (
+    tokenmill_train_state{$run, state="starting"}
+    or 2 * tokenmill_train_state{$run, state="training"}
+    or 3 * tokenmill_train_state{$run, state="saving"}
+    or 4 * tokenmill_train_state{$run, state="stalled"}
+  ) unless ignoring (state) tokenmill_train_exit_code
+)
+or max by ($by) (tokenmill_train_exit_code and topk by ($by) (1, $end unless tokenmill_train_exit_code == 143))
+unless max by ($by) ($end and tokenmill_train_exit_code == 143)
+  > 600 + max by ($by) ($end unless tokenmill_train_exit_code == 143)
+or max by ($by) (tokenmill_train_exit_code{$run})
+or 1000 * max by ($by) ($pods and on (namespace, pod) kube_pod_status_phase{phase="Failed"} == 1)
+or 1001 * max by ($by) ($pods and on (namespace, pod) kube_pod_status_phase{phase=~"Pending|Running"} == 1)
+or 0 * max by ($by) ($pods and on (namespace, pod) kube_pod_status_phase{phase="Succeeded"} == 1)
+""".replace("$end", "tokenmill_train_end_timestamp_seconds{$run}")
+"""The state of each run: its exit code after its end, from 1000 on a state without one.
+
+The exit code is the one that the alert TokenmillTrainingFailed uses; without a Pushgateway, the phase of the pods.
+"""
+PODS = 'group by ($by, pod) (last_over_time(tokenmill_train_start_timestamp_seconds{$run, pod!=""}[1d]))'
+ANNOTATIONS = {
+    "Restarts": (
+        "orange",
+        "1000 * run(tokenmill_train_start_timestamp_seconds) and on ($by) run(tokenmill_train_attempts) > 1",
+    ),
+    "Saves": ("blue", "1000 * run(tokenmill_train_last_checkpoint_timestamp_seconds)"),
+}
+"""Color and time in milliseconds of the events of runs."""
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+RUNBOOK = "${runbook}"
+"""The placeholder that the chart replaces by prometheusRule.runbook."""
 HEIGHT = {"stat": 4, "timeseries": 8, "table": 8}
 COLUMNS = 24
 
@@ -42,24 +77,27 @@ class Panel(msgspec.Struct, forbid_unknown_fields=True):
     """A panel. Values above a threshold have its color."""
 
     title: str
+    description: str
     queries: list[Query]
     type: str = "timeseries"
     width: int = 8
     unit: str = "short"
-    description: str = ""
+    alert: str = ""
+    """The alert to whose section in the runbook the panel has a link."""
     log: bool = False
     minimum: float | None = None
     maximum: float | None = None
     thresholds: dict[str, float | None] = {}
-    values: dict[str, str] = {}
-    """Texts for values of a stat."""
+    values: dict[str, tuple[str, str]] = {}
+    """Texts and colors for values of a stat."""
 
 
 class Row(msgspec.Struct, forbid_unknown_fields=True):
-    """A row of panels with a title."""
+    """A row of panels with a title; Grafana repeats it for each value of the variable `repeat`."""
 
     title: str
     panels: list[Panel]
+    repeat: str | None = None
 
 
 class Dashboard(msgspec.Struct, forbid_unknown_fields=True):
@@ -77,7 +115,8 @@ def dashboard(path: Path) -> str:
     panels: list[dict[str, Any]] = []
     top = 0
     for row in source.rows:
-        panels.append(_place(panels, {"type": "row", "title": row.title, "collapsed": False}, 0, top, COLUMNS, 1))
+        heading = {"type": "row", "title": row.title, "collapsed": False}
+        panels.append(_place(panels, heading | ({"repeat": row.repeat} if row.repeat else {}), 0, top, COLUMNS, 1))
         top += 1
         left = height = 0
         for panel in row.panels:
@@ -96,11 +135,28 @@ def dashboard(path: Path) -> str:
         "refresh": "30s",
         "time": {"from": "now-6h", "to": "now"},
         "timezone": "browser",
+        "annotations": {"list": _annotations() if source.variables.startswith("tokenmill_train_") else []},
         "templating": {"list": _variables(source.variables)},
         "links": [{"type": "dashboards", "title": "tokenmill", "tags": ["tokenmill"], "keepTime": True}],
         "panels": panels,
     }
     return json.dumps(content, indent=1) + "\n"
+
+
+def _annotations() -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "datasource": DATASOURCE,
+            "enable": True,
+            "iconColor": color,
+            "target": {"refId": name, "expr": expand(expr), "interval": "60s"},
+            "titleFormat": name.removesuffix("s"),
+            "textFormat": "{{app_kubernetes_io_instance}}",
+            "useValueForTime": True,
+        }
+        for name, (color, expr) in ANNOTATIONS.items()
+    ]
 
 
 def _variables(metric: str) -> list[dict[str, Any]]:
@@ -152,7 +208,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
     defaults |= {"min": panel.minimum} if panel.minimum is not None else {}
     defaults |= {"max": panel.maximum} if panel.maximum is not None else {}
     if panel.values:
-        options = {value: {"text": text} for value, text in panel.values.items()}
+        options = {value: {"text": text, "color": color} for value, (text, color) in panel.values.items()}
         defaults["mappings"] = [{"type": "value", "options": options}]
     result: dict[str, Any] = {
         "type": panel.type,
@@ -162,6 +218,8 @@ def _panel(panel: Panel) -> dict[str, Any]:
         "fieldConfig": {"defaults": defaults if panel.type == "timeseries" else defaults | {"custom": {}}},
         "targets": [_target(panel, index, query) for index, query in enumerate(panel.queries)],
     }
+    if panel.alert:
+        result["links"] = [{"title": panel.alert, "url": f"{RUNBOOK}#{panel.alert.lower()}", "targetBlank": True}]
     if panel.type == "stat":
         result["options"] = {"reduceOptions": {"calcs": ["lastNotNull"]}, "colorMode": "background"}
     if panel.type == "timeseries":
@@ -178,18 +236,27 @@ def _target(panel: Panel, index: int, query: Query) -> dict[str, Any]:
         "expr": expand(query.expr),
         "legendFormat": re.sub(r"{(\w+)}", r"{{\1}}", query.legend),
     }
-    return target | ({"format": "table", "instant": True} if panel.type == "table" else {})
+    if panel.type == "timeseries":
+        return target
+    # Only the values of now: a range would show the last state of a run that is gone.
+    return target | {"instant": True, "range": False} | ({"format": "table"} if panel.type == "table" else {})
 
 
 def expand(expr: str) -> str:
     """Return a query with its abbreviations replaced."""
-    expr = re.sub(r"\bgpu\((\w+)\)", lambda match: _gpu(match[1]), expr.strip())
+    expr = expr.replace("$state", STATE).replace("$pods", PODS)
+    expr = re.sub(r"\bgpu\((\w+)\)", lambda match: _gpu(match[1]), expr)
     expr = re.sub(r"\brun\((\w+)\)", r"max by ($by) (\1{$run} $live)", expr)
     expr = re.sub(r"\bstage\((\w+)\)", r"sum by ($by, stage) (max by ($by, stage, worker) (\1{$run}))", expr)
     expr = re.sub(
         r"\bstage\((\w+), (\w+)\)", r"sum by ($by, stage, \2) (max by ($by, stage, worker, \2) (\1{$run}))", expr
     )
-    return expr.replace("$live", "unless tokenmill_train_exit_code").replace("$run", RUN).replace("$by", BY)
+    return (
+        " ".join(expr.split())
+        .replace("$live", "unless tokenmill_train_exit_code")
+        .replace("$run", RUN)
+        .replace("$by", BY)
+    )
 
 
 def _gpu(metric: str) -> str:

@@ -6,7 +6,7 @@ import re
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -21,11 +21,14 @@ from support.prometheus import (
     render_rules,
 )
 from support.rendering import ROOT, helm
+from tokenmill.train.runtime.metrics import RunState
 
 RUN = '{namespace="n", app_kubernetes_io_instance="r", pod="r-0"}'
 PUSHED = '{namespace="n", app_kubernetes_io_instance="r", job="megatron-training", instance="r-0"}'
 PUSHED_BY_NODE_1 = PUSHED.replace("r-0", "r-1")
 PUSHED_BY_OTHER = PUSHED.replace('"r"', '"other"')
+MASTER = '{namespace="n", app_kubernetes_io_instance="r", pod="r-master-0"}'
+FAILED = "Training run r has failed{}, and its operator does not start it again."
 GPU = '{gpu="3", Hostname="node-1", pod="dcgm-x", exported_pod="r-0", exported_namespace="n"}'
 UTILIZATION = '{gpu="3", Hostname="node-1", pod="r-0", namespace="n"}'
 
@@ -63,7 +66,7 @@ CASES = {
         },
         fires="12m",
         silent=("8m", "9m", "51m"),
-        summary="Training run r has failed, and its operator does not start it again.",
+        summary=FAILED.format(" with exit code 2"),
         severity="critical",
     ),
     "a run that failed, until another attempt has succeeded": Case(
@@ -76,7 +79,7 @@ CASES = {
         },
         fires="30m",
         silent=("8m", "41m"),
-        summary="Training run r has failed, and its operator does not start it again.",
+        summary=FAILED.format(" with exit code 1"),
         severity="critical",
     ),
     "a run that failed a day ago, with a Pushgateway": Case(
@@ -87,19 +90,52 @@ CASES = {
         },
         fires="10m",
         silent=("30m",),
-        summary="Training run r has failed, and its operator does not start it again.",
+        summary=FAILED.format(" with exit code 2"),
         severity="critical",
     ),
-    "a failed pod of a PyTorchJob, without a Pushgateway": Case(
+    "a run that failed, until its next attempt was stopped": Case(
         "TokenmillTrainingFailed",
         {
-            f"tokenmill_train_start_timestamp_seconds{RUN}": "0x10",
-            'kube_pod_info{namespace="n", pod="r-0", created_by_kind="PyTorchJob", created_by_name="r"}': "1x60",
-            'kube_pod_status_phase{namespace="n", pod="r-0", phase="Failed"}': "0x9 1x30 0x20",
+            # Node 1 ends after node 0: at first in the same attempt, at minute 40 in a later one.
+            f"tokenmill_train_end_timestamp_seconds{PUSHED}": "_x9 600x80",
+            f"tokenmill_train_exit_code{PUSHED}": "_x9 2x80",
+            f"tokenmill_train_end_timestamp_seconds{PUSHED_BY_NODE_1}": "_x11 720x27 2400x50",
+            f"tokenmill_train_exit_code{PUSHED_BY_NODE_1}": "_x11 143x80",
+        },
+        fires="30m",
+        silent=("8m", "45m"),
+        summary=FAILED.format(" with exit code 2"),
+        severity="critical",
+    ),
+    "a failed pod that was scraped, without a Pushgateway": Case(
+        "TokenmillTrainingFailed",
+        {
+            f"tokenmill_train_start_timestamp_seconds{MASTER}": "0x10 stale _x40 3000x10",
+            f'kube_pod_status_phase{{phase="Failed", {MASTER[1:]}': "0x9 1x60",
         },
         fires="25m",
-        silent=("9m", "15m", "45m"),
-        summary="Training run r has failed, and its operator does not start it again.",
+        silent=("9m", "15m", "52m"),
+        summary=FAILED.format(""),
+        severity="critical",
+    ),
+    "a failed pod of a JobSet that was never scraped, with the labels of kube-state-metrics": Case(
+        "TokenmillTrainingFailed",
+        {
+            'kube_pod_labels{namespace="n", pod="r-node-0-1-ab2de", label_app_kubernetes_io_name="megatron-training", '
+            'label_app_kubernetes_io_instance="r"}': "1x60",
+            'kube_pod_status_phase{namespace="n", pod="r-node-0-1-ab2de", phase="Failed"}': "0x9 1x30 stale",
+            # A pod that its operator replaces
+            f"tokenmill_train_start_timestamp_seconds{MASTER}".replace('"r', '"t'): "0x10 stale",
+            f'kube_pod_status_phase{{phase="Failed", {MASTER[1:]}'.replace('"r', '"t'): "0x14 1 stale",
+            # Pods that are not nodes of a run, and a pod of another program
+            'kube_pod_labels{namespace="n", pod="s-index-ab2de", label_app_kubernetes_io_name="megatron-training", '
+            'label_app_kubernetes_io_instance="s"}': "1x60",
+            'kube_pod_status_phase{namespace="n", pod="s-index-ab2de", phase="Failed"}': "1x60",
+            'kube_pod_status_phase{namespace="n", pod="other-master-0", phase="Failed"}': "1x60",
+        },
+        fires="25m",
+        silent=("15m", "45m"),
+        summary=FAILED.format(""),
         severity="critical",
     ),
     "a run without an iteration": Case(
@@ -390,11 +426,30 @@ def test_each_alert_fires_and_clears(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+def check_queries(directory: Path, series: dict[str, str], expected: dict[str, dict[str, float]], time: str) -> None:
+    """Check the values of queries of the dashboards, by the labels of their series, with promtool."""
+    queries = dict(dashboard_queries())
+    tests = [
+        {
+            "expr": queries[name],
+            "eval_time": time,
+            "exp_samples": [{"labels": labels, "value": value} for labels, value in samples.items()],
+        }
+        for name, samples in expected.items()
+    ]
+    inputs = [{"series": name, "values": values} for name, values in series.items()]
+    content = {"rule_files": [], "tests": [{"interval": "1m", "input_series": inputs, "promql_expr_test": tests}]}
+    (directory / "test.yaml").write_text(yaml.safe_dump(content))
+    done = subprocess.run(
+        ["promtool", "test", "rules", directory / "test.yaml"], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @needs_prometheus
 def test_a_repeated_worker_counts_once(tmp_path: Path) -> None:
     """The first pod of worker 1 failed after 600 tokens, and pushed them; the second one finished."""
-    queries = dict(dashboard_queries())
-    expected = {"data: How many tokens are there?: A": 1500, "data: What share of the input is done?: A": 0.75}
+    labels = '{namespace="n", app_kubernetes_io_instance="r", stage="download"}'
     series = {
         f"tokenmill_stage_tokens_total{stage(pod='first')}": "600x10",
         f"tokenmill_stage_tokens_total{stage(pod='second')}": "1000x10",
@@ -405,17 +460,109 @@ def test_a_repeated_worker_counts_once(tmp_path: Path) -> None:
         **{f"tokenmill_stage_input_bytes{stage(pod=pod)}": "100x10" for pod in ("first", "second")},
         f"tokenmill_stage_input_bytes{stage(worker='0')}": "100x10",
     }
-    labels = '{namespace="n", app_kubernetes_io_instance="r", stage="download"}'
-    tests = [
-        {"expr": queries[name], "eval_time": "5m", "exp_samples": [{"labels": labels, "value": value}]}
-        for name, value in expected.items()
-    ]
-    inputs = [{"series": name, "values": values} for name, values in series.items()]
-    content = {"rule_files": [], "tests": [{"interval": "1m", "input_series": inputs, "promql_expr_test": tests}]}
-    (tmp_path / "test.yaml").write_text(yaml.safe_dump(content))
-    command = ["promtool", "test", "rules", tmp_path / "test.yaml"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    check_queries(tmp_path, series, {"data: Tokens: A": {labels: 1500}, "data: Input done: A": {labels: 0.75}}, "5m")
+
+
+def run_states(state: str, labels: str = RUN) -> dict[str, str]:
+    """Return the series of a pod in a state."""
+    return {
+        f'tokenmill_train_state{{state="{name}", {labels[1:]}': f"{int(name == state)}x60"
+        for name in get_args(RunState)
+    }
+
+
+def run_end(code: int, minute: int, labels: str = PUSHED) -> dict[str, str]:
+    """Return the series of a pod that ended, which a Pushgateway keeps."""
+    return {
+        **run_states("failed", labels),
+        f"tokenmill_train_exit_code{labels}": f"{code}x60",
+        f"tokenmill_train_end_timestamp_seconds{labels}": f"{60 * minute}x60",
+    }
+
+
+def run_phase(phase: str) -> dict[str, str]:
+    """Return the series of a pod whose metrics ended at minute 10."""
+    return {
+        f"tokenmill_train_start_timestamp_seconds{RUN}": "0x10 stale",
+        f'kube_pod_status_phase{{phase="{phase}", {RUN[1:]}': "1x60",
+    }
+
+
+STATES: dict[str, tuple[dict[str, str], str | int]] = {
+    "it starts": (run_states("starting"), "starting"),
+    "one node has no lines of the log": (
+        run_states("saving") | run_states("starting", RUN.replace("r-0", "r-1")),
+        "saving",
+    ),
+    "it hangs": (run_states("stalled"), "stalled"),
+    "the alert fires": (
+        run_states("training")
+        | {f'ALERTS{{alertname="TokenmillTrainingStalled", alertstate="firing", {RUN[1:]}': "1x60"},
+        "stalled",
+    ),
+    "it trains after an attempt that failed": (run_states("training") | run_end(2, 5), "training"),
+    "it is complete after an attempt that failed": (run_end(2, 5) | run_end(0, 20, PUSHED_BY_NODE_1), "completed"),
+    "node 0 failed": (run_end(2, 20) | run_end(143, 21, PUSHED_BY_NODE_1), 2),
+    "it was started again and stopped": (run_end(2, 5) | run_end(143, 20, PUSHED_BY_NODE_1), "stopped"),
+    "it was stopped": (run_end(143, 20), "stopped"),
+    "a pod failed between two scrapes": (run_phase("Failed"), "failed"),
+    "a pod waits for a node": (run_phase("Pending"), "starting"),
+    "a pod succeeded between two scrapes": (run_phase("Succeeded"), "completed"),
+}
+
+
+@needs_prometheus
+@pytest.mark.parametrize("name", STATES)
+def test_the_state_of_a_run(tmp_path: Path, name: str) -> None:
+    series, expected = STATES[name]
+    (panel,) = {
+        json.dumps(panel["fieldConfig"]["defaults"]["mappings"]): panel
+        for panel in json.loads((CHART / "dashboards/training.json").read_text())["panels"]
+        if panel["title"] == "State" and panel["type"] == "stat"
+    }.values()
+    (mapping,) = panel["fieldConfig"]["defaults"]["mappings"]
+    values = {option["text"]: float(value) for value, option in mapping["options"].items()}
+    assert values.keys() == set(get_args(RunState))
+    labels = '{namespace="n", app_kubernetes_io_instance="r"}'
+    value = values[expected] if isinstance(expected, str) else expected
+    failed = expected == "failed" or not isinstance(expected, str)
+    expectations: dict[str, dict[str, float]] = {
+        "training: State: A": {labels: value},
+        "training: Failed: A": {"{}": float(failed)},
+    }
+    check_queries(tmp_path, series, expectations, "30m")
+
+
+@needs_prometheus
+def test_restarts_volumes_and_events_of_a_run(tmp_path: Path) -> None:
+    """The pods of other programs have no part in them."""
+    other = '{namespace="n", pod="other", container="c"'
+    pod = '{namespace="n", pod="r-0", container="pytorch"'
+    claim = '{namespace="n", persistentvolumeclaim="c"}'
+    series = {
+        f"tokenmill_train_start_timestamp_seconds{RUN}": "60x40",
+        f"tokenmill_train_attempts{RUN}": "2x40",
+        f"tokenmill_train_last_checkpoint_timestamp_seconds{RUN}": "90x40",
+        f"tokenmill_train_start_timestamp_seconds{PUSHED_BY_OTHER}": "60x40",
+        **{f"kube_pod_container_status_restarts_total{labels}}}": "3x40" for labels in (pod, other)},
+        **{
+            f'kube_pod_container_status_{name}{labels}, reason="OOMKilled"}}': "1x40"
+            for labels in (pod, other)
+            for name in ("terminated_reason", "last_terminated_reason")
+        },
+        f"kubelet_volume_stats_used_bytes{claim}": "90x40",
+        f"kubelet_volume_stats_capacity_bytes{claim}": "100x40",
+    }
+    labels = '{namespace="n", app_kubernetes_io_instance="r"}'
+    expected: dict[str, dict[str, float]] = {
+        "training: Restarts: A": {labels: 2.0},
+        "training: Restarts: B": {RUN: 3},
+        "training: Restarts: C": {RUN: 2},
+        "training: Volumes: A": {claim: 0.9},
+        "training: annotation: Restarts": {labels: 60_000},
+        "training: annotation: Saves": {labels: 90_000},
+    }
+    check_queries(tmp_path, series, expected, "30m")
 
 
 @needs_prometheus
@@ -448,8 +595,10 @@ def test_a_dashboard_has_the_structure_that_grafana_reads(path: Path) -> None:
             assert cell not in cells, f"{panel['title']} is above another panel"
             cells.add(cell)
         if panel["type"] != "row":
-            assert panel["title"].endswith("?"), "the title of a panel is a question"
+            assert len(panel["title"]) <= 30 and "?" not in panel["title"], "the title of a panel is a noun"
+            assert "?" in panel["description"], "the description of a panel has its question"
             assert panel["datasource"]["uid"] == "${datasource}"
+            assert panel["type"] == "timeseries" or all(target["instant"] for target in panel["targets"])
             assert {target["datasource"]["uid"] for target in panel["targets"]} == {"${datasource}"}
 
 
@@ -464,9 +613,24 @@ def test_a_query_uses_only_metrics_that_exist() -> None:
         assert f"`{name}" in documented or f"`{name.removeprefix(prefix)}`" in documented, name
 
 
-def test_each_alert_has_its_section_in_the_troubleshooting_guide() -> None:
+def test_each_alert_and_its_panels_link_to_its_section_in_the_troubleshooting_guide() -> None:
     headings = re.findall(r"^### (Tokenmill\w+)$", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE)
-    assert set(headings) == {rule["alert"] for group in render_rules()["groups"] for rule in group["rules"]}
+    rules = [rule for group in render_rules()["groups"] for rule in group["rules"]]
+    assert set(headings) == {rule["alert"] for rule in rules}
+    sections = {f"docs/troubleshooting.md#{heading.lower()}" for heading in headings}
+    assert {rule["annotations"]["runbook_url"] for rule in rules} == sections
+    links = set()
+    for document in render_monitoring():
+        for text in document["data"].values() if document["kind"] == "ConfigMap" else ():
+            links |= {link["url"] for panel in json.loads(text)["panels"] for link in panel.get("links", ())}
+    assert links == sections
+
+
+def test_the_training_dashboard_starts_with_failures_and_has_a_row_for_each_run() -> None:
+    dashboard = json.loads((CHART / "dashboards/training.json").read_text())
+    assert [panel["title"] for panel in dashboard["panels"][:3]] == ["All runs", "Failed", "State"]
+    assert [panel["title"] for panel in dashboard["panels"] if panel.get("repeat") == "release"] == ["Run $release"]
+    assert [item["name"] for item in dashboard["annotations"]["list"]] == ["Restarts", "Saves"]
 
 
 def test_the_operators_objects_need_its_api() -> None:
@@ -510,6 +674,7 @@ def test_alerts_can_be_left_out_and_labelled() -> None:
     assert {rule["labels"]["team"] for rule in rules} == {"data"}
     for rule in rules:
         assert rule["annotations"]["runbook_url"] == f"https://wiki/runbooks#{rule['alert'].lower()}"
+    assert "https://wiki/runbooks#tokenmillgpuxid" in json.dumps(documents)
 
 
 def test_no_threshold_is_left_unset() -> None:

@@ -15,12 +15,25 @@ from support.corpus import TOKENIZER
 from support.disk import Disk
 from support.hub import Fault, Hub
 from support.metrics import free_port, start_pushgateway
-from support.prometheus import needs_prometheus, render_rules, scrape_port, start_prometheus
+from support.prometheus import (
+    Prometheus,
+    dashboard_queries,
+    needs_prometheus,
+    render_rules,
+    scrape_port,
+    start_prometheus,
+)
 from support.train import Job, kill_with_ranks, wait_for
 
 pytestmark = [needs_prometheus, pytest.mark.slow]
 
 SECONDS = 3
+
+
+def state(prometheus: Prometheus) -> list[float]:
+    """Return the values of the dashboard's tile with the state of each run."""
+    query = dict(dashboard_queries())["training: State: A"]
+    return [float(series["value"][1]) for series in prometheus.query(query)]
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +55,10 @@ def test_a_run_that_hangs(job: Callable[..., Job], rules: dict[str, Any], tmp_pa
         try:
             wait_for(run, "iteration       10/")
             prometheus.wait_for_query("tokenmill_train_iteration > 10")
-            assert not prometheus.firing()
+            assert not prometheus.firing() and state(prometheus) in ([1002], [1003])
             run.fault("hang")
             prometheus.wait_for_alert("TokenmillTrainingStalled")
+            assert state(prometheus) == [1004]
             prometheus.wait_for_alert("TokenmillTrainingCheckpointOld")
         finally:
             code = node.wait(120)  # the supervisor ends a run that hangs
@@ -71,11 +85,13 @@ def test_a_run_that_fails(
         prometheus.wait_for_alert("TokenmillTrainingFailed")
         (alert,) = prometheus.request("alerts")["alerts"]
         assert alert["labels"]["namespace"] == "night"
+        assert "failed with exit code 2" in alert["annotations"]["summary"] and state(prometheus) == [2]
         run.settings = settings
         for fault in run.faults.iterdir():
             fault.unlink()
         assert run.once()[0] == 0, run.log()
         prometheus.wait_for_query("absent(ALERTS)")
+        assert state(prometheus) == [0]
 
 
 def test_a_run_with_nan(job: Callable[..., Job], rules: dict[str, Any], tmp_path: Path) -> None:

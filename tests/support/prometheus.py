@@ -46,7 +46,11 @@ def render_rules(**thresholds: float) -> dict[str, Any]:
 def dashboard_queries() -> Iterator[tuple[str, str]]:
     """Yield the name of each query of each dashboard, and the query for all namespaces and releases."""
     for path in DASHBOARDS:
-        for panel in json.loads(path.read_text())["panels"]:
+        dashboard = json.loads(path.read_text())
+        annotations = [
+            {"title": "annotation", "targets": [item["target"]]} for item in dashboard["annotations"]["list"]
+        ]
+        for panel in [*dashboard["panels"], *annotations]:
             for target in panel.get("targets", ()):
                 query = re.sub(r"\$(namespace|release)\b", ".*", target["expr"])
                 yield f"{path.stem}: {panel['title']}: {target['refId']}", query

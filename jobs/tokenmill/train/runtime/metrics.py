@@ -8,8 +8,9 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
+from tokenmill.errors import Stopped
 from tokenmill.train.runtime.attempts import Attempt
 from tokenmill.train.runtime.log_monitor import LogMonitor
 from tokenmill.train.runtime.prepare import TrainingRun
@@ -17,6 +18,8 @@ from tokenmill.train.settings import Settings
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
+
+RunState = Literal["starting", "training", "saving", "stalled", "completed", "failed", "stopped"]
 
 JOB = "tokenmill-train"
 """The job label of a push."""
@@ -38,10 +41,25 @@ class TrainingCollector:
     """Attempts so far, this one included; only on node 0."""
     attempts_without_progress: int | None = None
     """Attempts in a row that started where this one did, this one included, without those that a signal stopped."""
+    stalled: bool = False
+    """The supervisor ends this attempt because it hangs."""
     exit_code: int | None = None
     ended_at: float | None = None
     """Time of the end of the attempt, with its exit code."""
     started: float = field(default_factory=time.time)
+
+    @property
+    def state(self) -> RunState:
+        """Return the state of the run as this node knows it; a stopped run is started again by its operator."""
+        if self.exit_code is not None:
+            return (
+                "completed" if self.exit_code == 0 else "stopped" if self.exit_code == Stopped.exit_code else "failed"
+            )
+        if self.stalled:
+            return "stalled"
+        if self.monitor is None or not self.monitor.training_started:
+            return "starting"
+        return "saving" if self.monitor.saving else "training"
 
     def end(self, exit_code: int) -> None:
         """Set the end of the attempt."""
@@ -71,6 +89,15 @@ class TrainingCollector:
             size = (str(settings.training.nodes), str(settings.world_size), str(run.node.rank))
             info.add_metric([settings.release, settings.model.name, settings.trainer.framework, *size], 1)
             yield info
+        states = GaugeMetricFamily(
+            "tokenmill_train_state",
+            "1 for the state of the run on this node, 0 for the other states.",
+            labels=["state"],
+        )
+        current = self.state
+        for state in get_args(RunState):
+            states.add_metric([state], state == current)
+        yield states
         for name, text, value in self._gauges():
             if value is not None:
                 yield GaugeMetricFamily(f"tokenmill_train_{name}", text, value)

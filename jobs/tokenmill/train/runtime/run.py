@@ -235,7 +235,6 @@ def _run_attempt(
     lease.renew()
     log(f"starting at iteration {start.iteration:,} of {run.target:,}: {shlex.join(run.command[:8])} ...")
     monitor, peers = _create_monitor(settings, start.iteration), PeerStatus(records, run.node)
-    collector.monitor = monitor
 
     pruned = start.iteration
 
@@ -258,7 +257,7 @@ def _run_attempt(
         attempt.stopped = True
         records.update_attempt(attempt)
 
-    launcher_exit = _supervise(run, monitor, peers, tasks, signals, end, record_stop)
+    launcher_exit = _supervise(run, monitor, peers, tasks, signals, end, record_stop, collector)
     stopped_nodes = _read_stopped_nodes(records, attempt)
     attempt.saved = max(attempt.saved or start.iteration, run.saved_iteration())
     attempt.stopped = launcher_exit.stopped or bool(stopped_nodes)
@@ -351,13 +350,12 @@ def _run_follower(run: TrainingRun, signals: Signals, collector: TrainingCollect
         _finish(143, describe_problems(run.node_problems))
     previous_verdict = records.read_verdict()
     monitor, peers = _create_monitor(run.settings, 0), PeerStatus(records, run.node)
-    collector.monitor = monitor
 
     def record_stop() -> None:
         records.write_stop(run.node.rank, gethostname())
 
     launcher_exit = _supervise(
-        run, monitor, peers, (lambda: peers.publish(monitor.progress),), signals, end, record_stop
+        run, monitor, peers, (lambda: peers.publish(monitor.progress),), signals, end, record_stop, collector
     )
     if not launcher_exit.has_failed and run.saved_iteration() >= run.target:
         return _finish(0, f"completed: iteration {run.target:,} is saved")
@@ -429,7 +427,9 @@ def _supervise(
     signals: Signals,
     end: RunEnd,
     record_stop: Callable[[], object],
+    collector: TrainingCollector,
 ) -> LauncherExit:
+    collector.monitor = monitor
     settings = run.settings
     supervision = settings.supervision
     rendezvous_minutes = supervision.distributed_timeout_minutes if run.node.nodes > 1 else supervision.start_minutes
@@ -448,6 +448,10 @@ def _supervise(
         log(reason)
         signals.received.append(SIGTERM)
 
+    def announce_hang(reason: str) -> None:
+        collector.stalled = True
+        end.announce_hang(reason)
+
     watcher = ReleaseWatcher(stop)
     supervisor = Supervisor(
         monitor,
@@ -457,7 +461,7 @@ def _supervise(
         signals,
         rendezvous.poll,
         hang_record,
-        end.announce_hang,
+        announce_hang,
         record_stop,
     )
     return supervisor.run(run.command, environment)
