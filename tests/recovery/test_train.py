@@ -1,10 +1,13 @@
 """`tokenmill train` on one node: kills, damaged files, hangs and refusals; the sum of the iterations stays exact."""
 
+import shutil
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from support.commandline import tokenmill
 from support.train import (
     ITERATIONS,
     Job,
@@ -23,6 +26,29 @@ def test_a_run_ends_at_its_target(job: Callable[..., Job]) -> None:
     assert f"completed: iteration {ITERATIONS} of {ITERATIONS} is saved" in log
     code, log = run.once()
     assert code == 0 and "the target is 40" in log and "/      40 |" not in log
+
+
+def test_report_and_compare_read_the_curve_that_the_run_keeps(job: Callable[..., Job], tmp_path: Path) -> None:
+    """Without a log; a part of a line that a killed process left costs only this line."""
+    run = job()
+    run.settings["training"]["iterations"] = 20
+    assert run.once()[0] == 0
+    curve = run.checkpoints / ".tokenmill/train/curve.jsonl"
+    with curve.open("ab") as file:
+        file.write(b'{"step": 21, "lo')
+    run.settings["training"]["iterations"] = ITERATIONS
+    assert run.once()[0] == 0
+    report = tokenmill("report", run.checkpoints, "--json")
+    assert report.code == 0, report.err
+    summary = report.result["summary"]
+    assert summary["steps"] == ITERATIONS and summary["last_loss"] is not None, summary
+    copy = shutil.copytree(run.checkpoints, tmp_path / "other")
+    compared = tokenmill("compare", run.checkpoints, copy)
+    assert compared.code == 0 and "comparable" in compared.out, compared.err
+    log = tmp_path / "run.log"
+    log.write_text(run.log())
+    with_log = tokenmill("report", run.checkpoints, "--metrics", log, "--json")
+    assert with_log.code == 0 and "curve.jsonl" in str(with_log.result), with_log.err
 
 
 def test_a_higher_target_continues_the_run(job: Callable[..., Job]) -> None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from tokenmill.errors import RequestError
 from tokenmill.samples.run_record import NAME as RECORD_NAME
+from tokenmill.train.runtime.attempts import CURVE_FILE, SETTINGS_FILE
 
 MAX_DEPTH = 4
 MAX_ENTRIES = 20_000
@@ -27,7 +28,11 @@ MAX_SMALL_BYTES = 4 << 20
 """Size of the largest file of settings that is read."""
 
 TRAINER_STATE = "trainer_state.json"
-IDENTITY_PATH = ".tokenmill/train/identity.json"
+TRAIN_RECORDS = Path(".tokenmill/train")
+"""Directory, next to the checkpoints, with the records of `tokenmill train`: its curve, settings and data."""
+IDENTITY_PATH = TRAIN_RECORDS / "identity.json"
+CURVE_PATH = TRAIN_RECORDS / CURVE_FILE
+SETTINGS_PATH = TRAIN_RECORDS / SETTINGS_FILE
 SETTINGS_NAMES = frozenset(
     [
         *("args.json", "config.json", "settings.json", "training_args.json", "train_args.json", "hparams.json"),
@@ -57,6 +62,7 @@ class RunFiles(NamedTuple):
     def with_records(self, other: "RunFiles") -> "RunFiles":
         """Return these files with the settings and the records of another directory, which take precedence."""
         return self._replace(
+            jsonl=[*self.jsonl, *(path for path in other.jsonl if path.match(str(CURVE_PATH)))],
             settings=[*other.settings, *self.settings],
             records=[*other.records, *self.records],
             identities=[*other.identities, *self.identities],
@@ -97,8 +103,14 @@ def _add_single_file(path: Path, files: RunFiles) -> None:
         files.records.append(directory)
     elif _CHECKPOINT.fullmatch(directory.name) and os.path.lexists(directory.parent / RECORD_NAME):
         files.records.append(directory.parent)
-    if os.path.lexists(directory / IDENTITY_PATH):
-        files.identities.append(directory / IDENTITY_PATH)
+    _add_train_records(directory, files)
+
+
+def _add_train_records(directory: Path, files: RunFiles) -> None:
+    places = (IDENTITY_PATH, files.identities), (CURVE_PATH, files.jsonl), (SETTINGS_PATH, files.settings)
+    for path, kind in places:
+        if os.path.lexists(directory / path):
+            kind.append(directory / path)
 
 
 def _search(root: Path, files: RunFiles) -> None:
@@ -111,8 +123,7 @@ def _search(root: Path, files: RunFiles) -> None:
         except OSError as error:
             files.notes.append(f"cannot read the directory {directory}: {error.strerror}")
             continue
-        if os.path.lexists(directory / IDENTITY_PATH):
-            files.identities.append(directory / IDENTITY_PATH)
+        _add_train_records(directory, files)
         for entry in listed[: MAX_ENTRIES + 1 - entries]:
             path = Path(entry.path)
             if not entry.is_dir(follow_symlinks=False):

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -28,8 +28,11 @@ from tokenmill.core.files.tree import Tree
 from tokenmill.core.redaction import redact
 from tokenmill.core.typed_json import convert_json
 from tokenmill.errors import RequestError, TokenmillError
-from tokenmill.train.runtime.log_monitor import TrainingProgress
+from tokenmill.train.runtime.log_monitor import CurveRow, TrainingProgress
+from tokenmill.train.settings import Settings
 
+CURVE_FILE, SETTINGS_FILE = "curve.jsonl", "settings.json"
+"""Files with the curve of a run and its settings, in the directory of the records."""
 MAX_ATTEMPTS_KEPT = 200
 """Attempts in attempts.json; older ones are dropped, unless all later ones started at the same iteration."""
 RESERVE_BYTES = 256 << 10
@@ -145,6 +148,23 @@ class RunRecords:
             with contextlib.suppress(FileNotFoundError):
                 self._tree.unlink(self.directory / "reserve")
             write()
+
+    def write_settings(self, settings: Settings) -> None:
+        """Store the settings of the run, which `compare` reads."""
+        self._tree.write_atomic(self.directory / SETTINGS_FILE, msgspec.json.format(msgspec.json.encode(settings)))
+
+    def append_curve(self, rows: Sequence[CurveRow]) -> None:
+        """Append reported iterations to the curve of the run, which `report` and `compare` read."""
+        if not rows:
+            return
+        path, lines = self.directory / CURVE_FILE, b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+        if size := self._tree.size(path):
+            with self._tree.open(path) as file:
+                file.seek(size - 1)
+                if file.read(1) != b"\n":  # a killed process left a part of a line
+                    lines = b"\n" + lines
+        with self._tree.open(path, "ab", single_link=True) as file:
+            file.write(lines)
 
     def read_attempts(self) -> list[Attempt]:
         """Return the earlier attempts, oldest first, without entries that cannot be read."""

@@ -13,6 +13,8 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
+import msgspec
+
 from tokenmill.core.printing import format_duration
 from tokenmill.train.runtime.iteration_line import LINE_START, IterationReport, parse_data_wait, parse_iteration
 
@@ -97,6 +99,21 @@ class TrainingProgress:
     """Expected seconds between two reports, an evaluation included."""
 
 
+class CurveRow(msgspec.Struct, omit_defaults=True):
+    """The numbers of a reported iteration, a line of the run's curve, with the names that `compare` reads."""
+
+    step: int
+    time: float
+    """Seconds since 1970."""
+    consumed_samples: int | None = None
+    loss: float | None = None
+    seconds: float | None = None
+    """Seconds of an iteration, the mean since the line before."""
+    learning_rate: float | None = None
+    grad_norm: float | None = None
+    data_wait_seconds: float | None = None
+
+
 @dataclass
 class LogMonitor:
     """Reads a run's output line by line."""
@@ -132,6 +149,8 @@ class LogMonitor:
     _saved_since_report: bool = False
     """A save began after the last iteration that was reported."""
     _iteration_seconds: float = 0.0
+    curve: list[CurveRow] = field(default_factory=list)
+    """The iterations since the last `take_curve`."""
     _summarized_at: float | None = None
     """Monotonic time of the last summary."""
     _recent_losses: deque[float] = field(default_factory=lambda: deque(maxlen=100))
@@ -356,6 +375,18 @@ class LogMonitor:
     def _read_iteration(self, report: IterationReport) -> list[str]:
         iteration = report.iteration
         self.report, self.reported_at = report, time.time()
+        self.curve.append(
+            CurveRow(
+                iteration,
+                round(self.reported_at, 3),
+                report.consumed_samples,
+                report.loss,
+                report.seconds,
+                report.learning_rate,
+                report.gradient_norm,
+                self.data_wait_seconds,
+            )
+        )
         self.skipped_iterations += report.skipped
         self.nan_iterations += report.nan
         if iteration <= self.resume_iteration:
@@ -379,6 +410,11 @@ class LogMonitor:
         if norm is not None and not math.isfinite(norm):  # Megatron-LM then prints no loss
             messages.append(f"warning: the norm of the gradient is {norm:g}: the model is no longer trained")
         return messages if report.loss is None else [*messages, *self._check_loss(report.loss)]
+
+    def take_curve(self) -> list[CurveRow]:
+        """Return the iterations since the last call; another thread may read lines meanwhile."""
+        rows, self.curve = self.curve, []
+        return rows
 
     def _summarize(self, report: IterationReport) -> str:
         parts = [f"{self.tokens_per_iteration / self._iteration_seconds:,.0f} tokens/s"]

@@ -133,6 +133,14 @@ def _wait_for_release(settings: Path) -> None:
         time.sleep(1)
 
 
+@contextlib.contextmanager
+def _warn_of_errors() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, TokenmillError) as problem:
+        _warn(str(problem))
+
+
 def _warn(text: str) -> None:
     log(f"warning: {text}")
 
@@ -233,6 +241,8 @@ def _run_attempt(
     if run.node_problems:
         return _record_end(records, attempt, AttemptVerdict(143, describe_problems(run.node_problems)))
     lease.renew()
+    with _warn_of_errors():
+        records.write_settings(settings)
     log(f"starting at iteration {start.iteration:,} of {run.target:,}: {shlex.join(run.command[:8])} ...")
     monitor, peers = _create_monitor(settings, start.iteration), PeerStatus(records, run.node)
 
@@ -453,11 +463,15 @@ def _supervise(
         end.announce_hang(reason)
 
     watcher = ReleaseWatcher(stop)
+
+    def record_curve() -> None:
+        peers.records.append_curve(monitor.take_curve())
+
     supervisor = Supervisor(
         monitor,
         timeouts,
         peers.read_progress,
-        [*tasks, watcher.check, hang_record.check_announcement],
+        [*tasks, record_curve, watcher.check, hang_record.check_announcement],
         signals,
         rendezvous.poll,
         hang_record,
