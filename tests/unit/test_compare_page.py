@@ -179,6 +179,21 @@ def test_page_in_a_browser(browser: Page, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_first_view_leaves_out_a_spike(browser: Page, tmp_path: Path) -> None:
+    path, page = tmp_path / "run.csv", tmp_path / "compare.html"
+    losses = {step: 95.0 if step == 1500 else 2 + 2 / step for step in range(1, 2000)}
+    path.write_text("step,loss\n" + "".join(f"{step},{loss}\n" for step, loss in losses.items()))
+    write_page(page, *compare_runs(parse_inputs([str(path)])))
+    browser.open(page.as_uri())
+    ticks = (
+        "[...document.querySelectorAll('svg[data-kind=loss] text[text-anchor=end]')].map((text) => text.textContent)"
+    )
+    assert browser.evaluate(ticks) == ["2", "2.2", "2.4", "2.6", "2.8", "3", "3.2"]
+    browser.click("#whole")
+    assert browser.evaluate(ticks) == ["0", "20", "40", "60", "80", "100"]
+
+
+@pytest.mark.slow
 def test_no_negative_axis_for_a_positive_loss(browser: Page, tmp_path: Path) -> None:
     for name, shift in (("positive", 0.001), ("negative", -1.0)):
         path = tmp_path / f"{name}.csv"

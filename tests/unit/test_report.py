@@ -16,11 +16,14 @@ from tokenizers import Tokenizer
 
 from support import run_files, stages
 from support.browser import Page
-from support.chat import lines, make_tokenizer
+from support.chat import conversations, lines, make_tokenizer
 from support.commandline import run_in_process, tokenmill
 from support.corpus import TOKENIZER
+from tokenmill.core.printing import format_bytes
 from tokenmill.engine.progress import Reporter
 from tokenmill.engine.stage import StageRun
+from tokenmill.reports.contract import RunAttempt, RunReport, SavedCheckpoint
+from tokenmill.reports.opening import make_opening
 from tokenmill.reports.scripts import COMMON, OTHER, find_main_script
 from tokenmill.samples.run_record import write_record
 
@@ -287,6 +290,112 @@ def test_a_sample_is_named(corpus: Corpus) -> None:
     assert report(corpus.output, "--sample-tokens", 1, "--all")["usage"] == report(corpus.output)["usage"]
 
 
+# -- the opening and the sections
+
+
+def make_run(**changes: Any) -> RunReport:
+    """Return a report about a run that completed, with changed fields."""
+    fields: dict[str, Any] = {
+        "path": "run",
+        "verdict": "completed at iteration 40",
+        "axis": None,
+        "summary": None,
+        "plots": None,
+        "stalled": [],
+        "attempts": [RunAttempt("2026-11-25", 0, 40, iterated=True, end="")],
+        "checkpoints": [SavedCheckpoint("iter_0000040", 40, 12_000_000, None, "complete", is_tracked=True)],
+        "notes": [],
+    }
+    return RunReport(**fields | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "status"),
+    [
+        ({}, "good", "Complete: completed at iteration 40."),
+        ({"verdict": "no attempt is recorded", "attempts": []}, "unsure", "Unknown: no attempt is recorded."),
+        ({"verdict": "it runs, or it was killed"}, "unsure", "Incomplete: it runs, or it was killed."),
+        ({"verdict": "ended with exit code 1"}, "bad", "Incomplete: ended with exit code 1."),
+        (
+            {"checkpoints": [SavedCheckpoint("x", 1, 1, None, "a file is missing", is_tracked=False)]},
+            "unsure",
+            "Complete, with problems: 1 checkpoint is not complete: completed at iteration 40.",
+        ),
+    ],
+)
+def test_the_status_of_a_run(changes: dict[str, Any], state: str, status: str) -> None:
+    opening = make_opening(make_run(**changes))
+    assert (opening.state, opening.status) == (state, status)
+
+
+def test_a_run_without_metrics_has_the_figures_that_are_known() -> None:
+    figures = [f"{figure.value} {figure.label}" for figure in make_opening(make_run()).figures]
+    assert figures == ["40 iterations (last checkpoint)", "1 checkpoint", "1 attempt", "12.00 MB of checkpoints"]
+
+
+@pytest.mark.slow
+def test_the_text_opens_with_the_status_and_four_figures(corpus: Corpus, tmp_path: Path) -> None:
+    totals = report(corpus.output)["totals"]
+    lengths = sorted(len(corpus.encode(text)) for text in corpus.all_texts)
+    text = run_in_process("report", corpus.output).out
+    name, status, figures, *rest = text.splitlines()
+    assert (name, status) == (f"dataset {corpus.output}", "Complete, with problems: 4 records were rejected.")
+    assert figures == (
+        f"{len(corpus.all_texts)} documents, {totals['tokens']:,} tokens, {format_bytes(totals['bytes'])} on disk, "
+        f"{lengths[(len(lengths) - 1) // 2]} tokens in the median document"
+    )
+    titles = [line for line in rest if line.split(":")[0].isupper()]
+    assert titles[0] == "SIZE: How large is it?" and titles[-1] == "LINEAGE: Where does the data come from?"
+    assert all(re.fullmatch(r"[A-Z ]+: [A-Z].*\?", title) for title in titles)
+    ids = text.partition("IDS:")[2].partition("DUPLICATES:")[0]
+    assert len(re.findall(r"^ +[\d,]+ +\"", ids, re.MULTILINE)) == 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("datasets", "documents"), [({"a": "a.jsonl"}, 30), ({"a": "a.jsonl", "b": "b.jsonl"}, 50)], ids=["one", "blend"]
+)
+def test_masks_lengths_and_packing_of_sft(datasets: dict[str, str], documents: int, tmp_path: Path) -> None:
+    make_tokenizer(tmp_path / "tok")
+    for name, rows in (("a", 30), ("b", 20)):
+        (tmp_path / f"{name}.jsonl").write_bytes(lines(conversations(ord(name), rows)))
+    blend = {"datasets": [{"name": name, "path": path} for name, path in datasets.items()]}
+    (tmp_path / "blend.json").write_text(json.dumps(blend))
+    options = ["--tokenizer", tmp_path / "tok", "--chat-template", "chatml", "--pack-size", 1024, "--processes", 1]
+    done = tokenmill("sft", tmp_path / "blend.json", tmp_path / "out", *options)
+    assert done.code == 0, done.err
+    result = report(tmp_path / "out")
+    totals, pack = result["totals"], result["pack"]
+    assert totals["documents"] == documents and (pack["pack_size"], pack["format"]) == (1024, "parquet")
+    assert [step["stage"] for step in result["lineage"]] == ["pack", *["chat", "source"] * len(datasets)]
+    assert [stage["stage"] for stage in result["stages"]] == [*["chat"] * len(datasets), "pack"]
+    text = " ".join(run_in_process("report", tmp_path / "out").out.split())
+    share = totals["trained_tokens"] / totals["tokens"]
+    assert f"{share:.2%} of the tokens trained SIZE: " in text
+    assert "MASKS: Which tokens are trained? The loss counts only trained tokens." in text
+    assert f" trained {totals['trained_tokens']:,} {share:.2%} not trained " in text
+    assert "LENGTHS: How long are the sequences? " in text
+    assert f"packed rows {pack['rows']}, of at most 1,024 tokens, as parquet sequences {pack['sequences']} " in text
+    assert f" filled {pack['fill']:.2%} " in text and 0.5 < pack["fill"] <= 1
+
+
+@pytest.mark.slow
+def test_a_source_directory_appears_by_its_path(corpus: Corpus, tmp_path: Path) -> None:
+    """An output has the path of a source with a scheme; of a directory it has only the name."""
+    shutil.copytree(corpus.output.parents[1] / "corpus" / "web", tmp_path / "raw")
+    options = ["--tokenizer", TOKENIZER]
+    for source, output, place in (
+        (tmp_path / "raw", tmp_path / "named", "raw"),
+        (f"file://{tmp_path}/raw", tmp_path / "streamed", str(tmp_path / "raw")),
+    ):
+        assert run_in_process("preprocess", source, output, *options).code == 0
+        result = report(output)
+        assert (result["source"], result["lineage"][-1]["place"]) == (place, place)
+        shown = run_in_process("inspect", output).out + run_in_process("inspect", output, "--document", 0).out
+        assert f"source: {place}\n" in shown and f"\nin {place}\n" in shown
+        assert "file:" not in shown + run_in_process("report", output).out
+
+
 # -- content
 
 
@@ -387,7 +496,8 @@ def test_an_unfinished_output(corpus: Corpus, tmp_path: Path) -> None:
         status["units"],
     )
     assert result["notes"][0].startswith("NOT FINISHED: ") and "tokenmill status" in result["notes"][0]
-    assert "NOT FINISHED" in run_in_process("report", tmp_path / "out").out
+    text = run_in_process("report", tmp_path / "out").out
+    assert "\nIncomplete: the state of preprocess is stopped.\n" in text and "NOT FINISHED" in text
 
 
 @pytest.mark.slow
@@ -432,6 +542,7 @@ def test_outputs_of_text_of_chat_and_of_pack(corpus: Corpus, tmp_path: Path) -> 
     assert 0 < result["totals"]["trained_tokens"] < result["totals"]["tokens"]
     assert [(entry["stage"], entry["records"]) for entry in result["rejected"]] == [("chat", 1)]
     packed = report(pack)
+    assert result["pack"] == packed["pack"], "the pack is below the output of chat"
     assert packed["pack"]["sequences"] == 3 and packed["pack"]["tokens"] == result["totals"]["tokens"]
     assert packed["pack"]["fill"] == pytest.approx(packed["pack"]["tokens"] / packed["pack"]["rows"] / 64)
     assert [step["stage"] for step in packed["lineage"]] == ["pack", "chat", "source"]
@@ -533,7 +644,26 @@ def test_page_in_a_browser(browser: Page, corpus: Corpus, tmp_path: Path) -> Non
         assert measured["smallest"] >= 11
     for width in (375, 1200):
         browser.resize(width, 800)
+        browser.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         assert browser.evaluate("document.scrollingElement.scrollWidth") <= width
+        tables = browser.evaluate(
+            "[...document.querySelectorAll('.scroll')].map((table) => [table.getAttribute('aria-label'),"
+            " table.scrollWidth - table.clientWidth, table.querySelector('.hint').offsetWidth > 0])"
+        )
+        scrolls = [(label, hidden > 0) for label, hidden, _ in tables if hidden != 1]  # one pixel may be rounded
+        assert scrolls == [(label, told) for label, hidden, told in tables if hidden != 1]
+        assert width > 375 or sum(hidden > 1 for _, hidden, _ in tables) >= 4
+    figures = browser.evaluate("[...document.querySelectorAll('.figures dd')].map((number) => number.innerText)")
+    assert len(figures) == 4 and figures[0] == str(len(corpus.all_texts))
+    assert browser.evaluate("parseFloat(getComputedStyle(document.querySelector('.figures dd')).fontSize)") >= 24
+    assert browser.evaluate("document.querySelector('.status').innerText").startswith("Complete, with problems: 4 ")
+    headings = browser.evaluate(
+        "[...document.querySelectorAll('h2')].map((title) => [title.innerText, title.nextSibling.innerText])"
+    )
+    assert headings[0] == ["Size", "How large is it?"]
+    assert all(len(title.split()) <= 2 and question.endswith("?") for title, question in headings)
+    frequent = "document.querySelector('[aria-label=\"the 10 most frequent ids\"] tbody').rows.length"
+    assert browser.evaluate(frequent) == 10
     bars = browser.evaluate("document.querySelectorAll('td.bar svg').length")
     rows = browser.evaluate("document.querySelectorAll('tbody td.bar').length")
     assert bars == rows > len(corpus.texts)
@@ -545,13 +675,17 @@ def test_page_in_a_browser(browser: Page, corpus: Corpus, tmp_path: Path) -> Non
 def test_plots_of_a_run_in_a_browser(browser: Page, tmp_path: Path) -> None:
     run, path = tmp_path / "run", tmp_path / "run.html"
     (run / ".tokenmill" / "train").mkdir(parents=True)
-    (run / "metrics.csv").write_text("step,loss\n" + "".join(f"{step},{2 / step}\n" for step in range(1, 2000)))
+    losses = {step: 11.3 if step == 1500 else 2 / step for step in range(1, 2000)}
+    (run / "metrics.csv").write_text("step,loss\n" + "".join(f"{step},{loss}\n" for step, loss in losses.items()))
     assert run_in_process("report", run, "--html", path).code == 0
     for width in (1200, 375):
         browser.resize(width, 900)
         browser.open(path.as_uri())
         assert browser.evaluate("document.querySelectorAll('section svg[data-kind=loss] path').length") == 2
         assert browser.evaluate("document.scrollingElement.scrollWidth") <= width
+        ticks = "[...document.querySelectorAll('svg[data-kind=loss] text[text-anchor=end]')]"
+        labels = browser.evaluate(f"{ticks}.map((label) => label.textContent)")
+        assert labels == [str(value) for value in range(0, 13, 2)], "round ticks, with the spike, not below 0"
         measured = browser.measure_legibility()
         assert measured["lowest"][0] >= 4.5 and measured["smallest"] >= 11, measured
     browser.hover("svg[data-kind=loss]", 0.5)

@@ -222,7 +222,7 @@ def _show_output(path: Path) -> _Shown:
     content = InspectedDataset(dataset.record.output, source, tokenizer, counts, pairs, dataset.manifest.empty)
     lines = [
         f"dataset {dataset.record.output}",
-        f"source: {_describe_origin(source)}",
+        f"source: {_describe_origin(dataset)}",
         f"tokenizer: {tokenizer.reference}, {tokenizer.vocab_size:,} entries, ids as "
         f"{', '.join(dataset.dtypes)}, {_describe_eod(dataset)}",
         *(f"{pair.prefix}: {pair.documents:,} documents, {pair.tokens:,} tokens" for pair in dataset.pairs),
@@ -254,7 +254,7 @@ def _show_pack(dataset: "Dataset") -> _Shown:
     )
     lines = [
         f"packed rows {output}",
-        f"source: {_describe_origin(source)}",
+        f"source: {_describe_origin(dataset)}",
         f"tokenizer: {tokenizer.reference}, {tokenizer.vocab_size:,} entries",
         f"rows of at most {basis.pack_size:,} tokens, in the format {basis.format}",
         *(
@@ -286,7 +286,7 @@ def _show_document(path: Path, number: int, key: str | None, file: str | None, *
     lines = [
         f"document {shown.number} of {dataset.record.output / shown.pair.prefix}: {len(shown.ids):,} tokens",
         f"from record {record} (counted from 0, blank lines not counted) of {name}",
-        f"in {_describe_origin(source)}",
+        f"in {_describe_origin(dataset)}",
         "",
     ]
     backend = Encoders(dataset.record).backend(dataset.basis)
@@ -314,7 +314,7 @@ def _show_row(path: Path, number: int, file: str | None, tokenizer: Path | None)
     lines = [
         f"row {row.number} of {dataset.record.output / row.shard.path}: {len(row.sequences):,} sequences, "
         f"{tokens:,} tokens",
-        f"in {_describe_origin(dataset.manifest.source)}",
+        f"in {_describe_origin(dataset)}",
         "the stored mask is shifted: it has 1 where the next token is trained. Here, a trained token itself is shown",
         "",
     ]
@@ -368,7 +368,10 @@ def _describe_eod(dataset: "Dataset") -> str:
     return "no EOD" if eod is None else f"EOD {dataset.tokenizer.eod_token!r} ({eod})"
 
 
-def _describe_origin(source: "Origin") -> str:
+def _describe_origin(dataset: "Dataset") -> str:
+    from tokenmill.reports.stages import find_source
+
+    source, place = dataset.manifest.source, find_source(dataset.record, dataset.plan)
     if source.adopted:
-        return f"{source.uri}, adopted {source.adopted}; the source text is not recorded"
-    return f"{source.uri} at revision {source.commit}" if source.commit else f"{source.uri}, which has no revisions"
+        return f"{place}, adopted {source.adopted}; the source text is not recorded"
+    return f"{place} at revision {source.commit}" if source.commit else place

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -14,7 +15,7 @@ from tokenmill.core.files.explain import TMPDIR, explain_os_errors
 from tokenmill.core.files.paths import join_inside
 from tokenmill.core.redaction import redact
 from tokenmill.datasets.contract import ResolvedTokenizer
-from tokenmill.datasets.dataset import Dataset, open_dataset
+from tokenmill.datasets.dataset import Dataset, check_same_tokenizer, open_dataset
 from tokenmill.datasets.formats.indexed.check import check_pair
 from tokenmill.datasets.weighted import Pair
 from tokenmill.engine.contract import FileEntry
@@ -28,13 +29,14 @@ from tokenmill.reports.contract import (
     DatasetReport,
     DatasetTotals,
     KeyTotals,
+    LineageStep,
     PackTotals,
     RejectionReason,
     TokenizerSummary,
 )
 from tokenmill.reports.lengths import measure_lengths, summarize_lengths, summarize_sources
 from tokenmill.reports.rejected import read_quarantine
-from tokenmill.reports.stages import ReadStage, describe_source, is_started, read_stage, trace_lineage
+from tokenmill.reports.stages import ReadStage, is_started, read_stage, trace_lineage
 from tokenmill.reports.texts import (
     DatasetDecoder,
     compare_tokenizers,
@@ -63,8 +65,15 @@ class ReportOptions:
     sample_tokens: int | None = MAX_TOKENS
 
 
-def select_output(path: Path) -> StageRecord:
-    """Return the record of the output to report in `path` or below it: pairs if there are any, else the last stage.
+class SelectedOutput(NamedTuple):
+    """The outputs of one dataset: one record, or those of all datasets of an `sft`; and the pack below the path."""
+
+    records: list[StageRecord]
+    pack: StageRecord | None = None
+
+
+def select_output(path: Path) -> SelectedOutput:
+    """Return the outputs to report in `path` or below it: pairs and their pack if there are any, else the last stage.
 
     Raises:
         RequestError: there is no output of tokenmill, or there are several outputs of the last stage.
@@ -82,10 +91,13 @@ def select_output(path: Path) -> StageRecord:
     candidates = pairs or at_path or records
     last = max(KINDS.index(record.kind) for record in candidates)
     last_records = [record for record in candidates if record.kind is KINDS[last]]
-    if len(last_records) > 1 or len({record.stage for record in pairs}) > 1:
+    packs = [record for record in records if record.kind is PACK] if pairs else []
+    pack = packs[0] if len(packs) == 1 else None
+    is_blend = pack is not None and candidates[-1].kind is CHAT
+    if (len(last_records) > 1 and not is_blend) or len({record.stage for record in pairs}) > 1:
         names = "\n".join(f"  {record.output}" for record in (pairs or last_records))
         raise RequestError(f"there is more than one dataset in {path}; specify one of them:\n{names}")
-    return last_records[0]
+    return SelectedOutput(last_records, pack)
 
 
 def _select_pairs(records: list[StageRecord]) -> list[StageRecord]:
@@ -93,39 +105,53 @@ def _select_pairs(records: list[StageRecord]) -> list[StageRecord]:
 
 
 def build_dataset_report(
-    record: StageRecord, options: ReportOptions, log: Callable[[str], None] = lambda text: None
+    selected: SelectedOutput, options: ReportOptions, log: Callable[[str], None] = lambda text: None
 ) -> DatasetReport:
-    """Measure an output and its earlier stages; `log` prints the progress.
+    """Measure outputs, their earlier stages and their pack; `log` prints the progress.
 
     Raises:
         TokenmillError: the files of the output are damaged.
     """
-    stage = read_stage(record)
-    timing = stage.timing
-    earlier_records, lineage = trace_lineage(record)
-    stages = [*map(read_stage, earlier_records), stage]
-    plan = record.read_plan()
+    records, pack = selected
+    earlier, lineage, sources = dict[Path, StageRecord](), list[LineageStep](), list[str]()
+    for record in records:
+        earlier_records, steps = trace_lineage(record)
+        earlier |= {before.directory: before for before in earlier_records}
+        lineage += steps
+        sources += [steps[-1].place] if steps else []
+    own = [read_stage(record) for record in records]
+    stages = [*map(read_stage, earlier.values()), *own]
+    if pack:
+        stages.append(read_stage(pack))
+        lineage[:0] = trace_lineage(pack)[1][:1]
+    unfinished = next((stage for stage in stages if stage.timing.state != "complete"), None)
+    timing = next((stage.timing for stage in own if stage.timing.state != "complete"), own[0].timing)
+    record = records[0]
     report = DatasetReport(
-        output=redact(str(record.output)),
+        output=redact(str(record.output if len(records) == 1 else record.output.parent)),
         stage=timing.stage,
         state=timing.state,
-        source=describe_source(plan.source) if plan else "unknown",
+        source=", ".join(dict.fromkeys(sources)) or "unknown",
         stages=[read.timing for read in stages],
         lineage=lineage,
     )
     rejected, examples, notes = _read_rejected(stages, options.examples)
     report = msgspec.structs.replace(report, rejected=rejected)
-    if timing.state != "complete":
+    if unfinished:
         # A failure may quote a record, so the report does not contain it.
+        state = unfinished.timing
         notes.insert(
             0,
-            f"NOT FINISHED: {timing.units_done:,} of {timing.units:,} units of {timing.stage} are finished (state: "
-            f"{timing.state}). The counts below are those of the finished units; see tokenmill status {record.output}",
+            f"NOT FINISHED: {state.units_done:,} of {state.units:,} units of {state.stage} are finished (state: "
+            f"{state.state}). The counts below are those of the finished units; see tokenmill status "
+            f"{unfinished.record.output}",
         )
-    elif record.kind in (PREPROCESS, CHAT):
-        report, more_examples = _add_pairs(report, open_dataset(record), options, notes, log)
+    if pack and stages[-1].timing.state == "complete":
+        report = _add_pack(report, pack)
+    if timing.state == "complete" and record.kind in (PREPROCESS, CHAT):
+        report, more_examples = _add_pairs(report, [open_dataset(entry) for entry in records], options, notes, log)
         examples += more_examples
-    else:
+    elif timing.state == "complete":
         report = _add_pack(report, record) if record.kind is PACK else report
         if options.tokenizer_compare:
             raise RequestError(
@@ -191,13 +217,16 @@ def _open_pairs(dataset: Dataset) -> list[Pair]:
 
 def _add_pairs(
     report: DatasetReport,
-    dataset: Dataset,
+    datasets: list[Dataset],
     options: ReportOptions,
     notes: list[str],
     log: Callable[[str], None],
 ) -> tuple[DatasetReport, list[DataExample]]:
     """Return the report with the numbers of the pairs, and examples of texts."""
-    pairs, eod = _open_pairs(dataset), dataset.basis.eod
+    check_same_tokenizer([("", dataset) for dataset in datasets], "a report")
+    dataset, pairs = datasets[0], [pair for dataset in datasets for pair in _open_pairs(dataset)]
+    eod, manifests = dataset.basis.eod, [entry.manifest for entry in datasets]
+    empty = sum(pair.documents for manifest in manifests for pair in manifest.empty)
     tokenizer = _summarize_tokenizer(dataset.tokenizer, eod)
     log("reading the .idx files")
     measured = measure_lengths(pairs, options.examples)
@@ -213,22 +242,22 @@ def _add_pairs(
             documents=int(measured.counts.sum()),
             sequences=sum(pair.reader.sequences for pair in pairs),
             tokens=int(measured.lengths @ measured.counts),
-            empty_documents=int(measured.counts[measured.lengths <= empty_length].sum())
-            + sum(pair.documents for pair in dataset.manifest.empty),
-            trained_tokens=dataset.manifest.counts.get("trained") if dataset.basis.mask else None,
-            bytes=sum(entry.bytes for entry in dataset.manifest.files),
-            input_bytes=dataset.plan.weight,
-            dtypes=dataset.dtypes,
+            empty_documents=int(measured.counts[measured.lengths <= empty_length].sum()) + empty,
+            trained_tokens=sum(manifest.counts.get("trained", 0) for manifest in manifests)
+            if dataset.basis.mask
+            else None,
+            bytes=sum(entry.bytes for manifest in manifests for entry in manifest.files),
+            input_bytes=sum(entry.plan.weight for entry in datasets),
+            dtypes=list(dict.fromkeys(dtype for entry in datasets for dtype in entry.dtypes)),
         ),
-        keys=_sum_keys(dataset.pairs),
+        keys=_sum_keys([pair for entry in datasets for pair in entry.pairs]),
         sources=summarize_sources(measured),
         lengths=summarize_lengths(measured, options.seq_length),
         usage=usage,
         duplicates=duplicates,
     )
-    if dataset.manifest.empty:
-        missing = sum(pair.documents for pair in dataset.manifest.empty)
-        notes.append(f"{missing:,} documents without tokens are in pairs that were not written")
+    if any(manifest.empty for manifest in manifests):
+        notes.append(f"{empty:,} documents without tokens are in pairs that were not written")
     try:
         backend = Encoders(dataset.record).backend(dataset.basis)
         if dataset.record.tree.size(backend) is None:

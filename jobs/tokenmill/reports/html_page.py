@@ -48,7 +48,10 @@ def render_list(texts: Iterable[str], kind: str = "notes") -> str:
 
 
 def render_table(table: PrintedTable, kind: str = "") -> str:
-    """Return a table that scrolls if it is too wide; `kind` is a class. A row that begins with a blank is a detail."""
+    """Return a table; `kind` is a class. A row that begins with a blank is a detail.
+
+    A table that is wider than the page scrolls, and its caption has a note about it (`.hint` of html_page.css).
+    """
     words = [' class="words"' if column in table.texts else "" for column in range(len(table.columns))]
     head = [f'<th scope="col"{mark}>{to_html_text(name)}</th>' for name, mark in zip(table.columns, words, strict=True)]
     if table.bars is not None:
@@ -66,7 +69,8 @@ def render_table(table: PrintedTable, kind: str = "") -> str:
     label = to_html_text(table.label)
     return (
         f'<div class="{" ".join(filter(None, ("scroll", width, kind)))}" tabindex="0" role="region" '
-        f'aria-label="{label}"><table><caption>{label}</caption>'
+        f'aria-label="{label}"><table><caption><span class="title">{label}</span>'
+        '<span class="hint screen" aria-hidden="true">scrolls sideways \u2192</span></caption>'
         + (f"<thead><tr>{''.join(head)}</tr></thead>" if table.has_head else "")
         + f"<tbody>{''.join(rows)}</tbody></table></div>"
     )

@@ -1,4 +1,4 @@
-"""The sections of a report: headings that are questions, sentences, and tables. `text` and `page` render them.
+"""The sections of a report: headings, their questions, sentences, and tables. `text` and `page` render them.
 
 Every plot of the page is a table with bars, or has a table with its numbers, so that a screen reader reads them too.
 """
@@ -14,9 +14,11 @@ from tokenmill.reports.compare.text import format_change, format_loss
 from tokenmill.reports.contract import (
     ComparedTokenizers,
     DatasetReport,
+    DatasetTotals,
     DuplicateSummary,
     IdUsage,
     LengthSummary,
+    PackTotals,
     Report,
     RunReport,
     ScriptSummary,
@@ -26,15 +28,18 @@ from tokenmill.reports.contract import (
 )
 
 MAX_ROWS = 40
-"""Rows of sources, ids and ranges on the page; --json has more."""
+"""Rows of sources and ranges on the page; --json has more."""
+MAX_FREQUENT = 10
+"""Rows of frequent ids; --json has more."""
 MAX_POINT_ROWS = 10
 """Rows of the table of a plot."""
 
 
 class ReportSection(NamedTuple):
-    """A section of a report."""
+    """A section of a report; the question, which its numbers answer, is the subtitle."""
 
     title: str
+    question: str
     sentences: Sequence[str]
     tables: Sequence[PrintedTable] = ()
     quotes: Sequence[tuple[str, str]] = ()
@@ -61,10 +66,6 @@ def _ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def _rate(value: float | None, unit: str) -> str:
-    return "-" if value is None else f"{format_count(value)} {unit}/s"
-
-
 def _share(part: int, total: int) -> float:
     return part / total if total else 0.0
 
@@ -76,8 +77,14 @@ def _list_dataset_sections(report: DatasetReport) -> list[ReportSection]:
     sections = [_describe_size(report)]
     if report.sources and report.sources.listed:
         sections.append(_describe_sources(report.sources))
+    noun = "document"
+    if (totals := report.totals) and totals.trained_tokens is not None:
+        sections.append(_describe_masks(totals, totals.trained_tokens))
+        noun = "sequence" if totals.sequences == totals.documents else noun
     if report.lengths:
-        sections.append(_describe_lengths(report.lengths))
+        sections.append(_describe_lengths(report.lengths, noun))
+    if report.pack:
+        sections.append(_describe_packing(report.pack))
     if report.scripts:
         sections.append(_describe_scripts(report.scripts))
     if report.compared:
@@ -90,7 +97,12 @@ def _list_dataset_sections(report: DatasetReport) -> list[ReportSection]:
     if report.examples:
         quotes = [(example.title, example.text) for example in report.examples]
         sections.append(
-            ReportSection("Which texts are examples?", ["--examples requested these texts of the data."], quotes=quotes)
+            ReportSection(
+                "Examples",
+                "Which texts are examples?",
+                ["--examples requested these texts of the data."],
+                quotes=quotes,
+            )
         )
     if report.stages:
         sections.append(_describe_stages(report.stages))
@@ -101,7 +113,10 @@ def _list_dataset_sections(report: DatasetReport) -> list[ReportSection]:
         )
         sections.append(
             ReportSection(
-                "Where does the data come from?", ["Each output names the content that it was made from."], [table]
+                "Lineage",
+                "Where does the data come from?",
+                ["Each output names the content that it was made from."],
+                [table],
             )
         )
     return sections
@@ -123,16 +138,6 @@ def _describe_size(report: DatasetReport) -> ReportSection:
         ]
         rows += [("sequences", f"{totals.sequences:,}")] * (totals.sequences != totals.documents)
         rows += [("documents without text", f"{totals.empty_documents:,}")] * bool(totals.empty_documents)
-        if totals.trained_tokens is not None:
-            share = format_share(_share(totals.trained_tokens, totals.tokens))
-            rows.append(("trained tokens", f"{totals.trained_tokens:,} ({share})"))
-    if pack := report.pack:
-        rows += [
-            ("packed rows", f"{pack.rows:,}, of at most {pack.pack_size:,} tokens, as {pack.format}"),
-            ("sequences", f"{pack.sequences:,}"),
-            ("tokens", f"{pack.tokens:,}"),
-            ("filled", format_share(pack.fill)),
-        ]
     tables = [PrintedTable("size of the output", ("", ""), rows)]
     if len(report.keys) > 1:
         by_key = [
@@ -140,7 +145,30 @@ def _describe_size(report: DatasetReport) -> ReportSection:
             for key in report.keys
         ]
         tables.append(PrintedTable("totals of each key", ("key", "pairs", "documents", "tokens", "bytes"), by_key))
-    return ReportSection("How large is it?", [f"Output of {report.stage}: {report.state}."], tables)
+    return ReportSection("Size", "How large is it?", [f"Output of {report.stage}."], tables)
+
+
+def _describe_masks(totals: DatasetTotals, trained: int) -> ReportSection:
+    parts = (("trained", trained), ("not trained", totals.tokens - trained))
+    shares = [_share(tokens, totals.tokens) for _, tokens in parts]
+    rows = [(name, f"{tokens:,}", format_share(share)) for (name, tokens), share in zip(parts, shares, strict=True)]
+    table = PrintedTable("trained tokens", ("", "tokens", "share"), rows, shares)
+    sentences = ["The loss counts only trained tokens. tokenmill inspect OUT --document N --mask shows them."]
+    return ReportSection("Masks", "Which tokens are trained?", sentences, [table])
+
+
+def _describe_packing(pack: PackTotals) -> ReportSection:
+    rows = [
+        ("packed rows", f"{pack.rows:,}, of at most {pack.pack_size:,} tokens, as {pack.format}"),
+        ("sequences", f"{pack.sequences:,}"),
+        ("sequences of a row (mean)", f"{_share(pack.sequences, pack.rows):,.1f}"),
+        ("tokens", f"{pack.tokens:,}"),
+        ("filled", format_share(pack.fill)),
+    ]
+    sentences = ["The rest of a row is padding. tokenmill inspect OUT --row N shows a row."]
+    return ReportSection(
+        "Packing", "How full are the packed rows?", sentences, [PrintedTable("packed rows", ("", ""), rows)]
+    )
 
 
 def _describe_sources(sources: SourceSummary) -> ReportSection:
@@ -149,7 +177,7 @@ def _describe_sources(sources: SourceSummary) -> ReportSection:
     if sources.directories:
         tables.insert(0, _make_share_table("directory", len(sources.directories), sources.directories))
     files = "1 source file." if sources.sources == 1 else f"{sources.sources:,} source files, largest first."
-    return ReportSection("Which sources have which share?", [files], tables)
+    return ReportSection("Sources", "Which sources have which share?", [files], tables)
 
 
 def _make_share_table(noun: str, count: int, shares: Sequence[SourceShare]) -> PrintedTable:
@@ -164,7 +192,7 @@ def _make_share_table(noun: str, count: int, shares: Sequence[SourceShare]) -> P
     return PrintedTable(f"shares by {noun}", columns, rows, [entry.share for entry in shown])
 
 
-def _describe_lengths(lengths: LengthSummary) -> ReportSection:
+def _describe_lengths(lengths: LengthSummary, noun: str) -> ReportSection:
     documents = sum(entry.documents for entry in lengths.histogram)
     tokens = sum(entry.tokens for entry in lengths.histogram)
     rows = [
@@ -177,7 +205,7 @@ def _describe_lengths(lengths: LengthSummary) -> ReportSection:
         for entry in lengths.histogram
     ]
     highest = max(entry.documents for entry in lengths.histogram) or 1
-    columns = ("tokens", "documents", "of documents", "of tokens")
+    columns = ("tokens", f"{noun}s", f"of {noun}s", "of tokens")
     histogram = PrintedTable(
         "histogram of lengths", columns, rows, [entry.documents / highest for entry in lengths.histogram]
     )
@@ -185,19 +213,20 @@ def _describe_lengths(lengths: LengthSummary) -> ReportSection:
     points += [(f"{entry.percent:g}%", f"{entry.tokens:,}") for entry in lengths.percentiles]
     points += [("longest", f"{lengths.longest:,}"), ("mean", f"{lengths.mean:,.1f}")]
     longer = (
-        f"{lengths.longer_documents:,} documents ({format_share(_share(lengths.longer_documents, documents))}) are "
+        f"{lengths.longer_documents:,} {noun}s ({format_share(_share(lengths.longer_documents, documents))}) are "
         f"longer than the sequence length of {lengths.seq_length:,} tokens. They have {lengths.longer_tokens:,} "
-        f"tokens, {lengths.tokens_beyond:,} of them after the first {lengths.seq_length:,} of their document."
+        f"tokens, {lengths.tokens_beyond:,} of them after the first {lengths.seq_length:,} of their {noun}."
     )
     if not lengths.longer_documents:
-        longer = f"No document is longer than the sequence length of {lengths.seq_length:,} tokens."
+        longer = f"No {noun} is longer than the sequence length of {lengths.seq_length:,} tokens."
     sentences = [
-        "Tokens of a document, with its EOD, of all documents. A percentile is the length that this share of the "
-        "documents does not exceed.",
+        f"Tokens of a {noun}, with its EOD if it has one, of all {noun}s. A percentile is the length that this share "
+        f"of the {noun}s does not exceed.",
         longer,
     ]
     return ReportSection(
-        "How long are the documents?",
+        "Lengths",
+        f"How long are the {noun}s?",
         sentences,
         [histogram, PrintedTable("percentiles of the lengths", ("percentile", "tokens"), points)],
     )
@@ -225,7 +254,7 @@ def _describe_scripts(scripts: ScriptSummary) -> ReportSection:
     if scripts.cut:
         sentences.append(f"{scripts.cut:,} long documents count with their first tokens only.")
     return ReportSection(
-        "How many tokens does a character need?", sentences, [PrintedTable("scripts", columns, rows, bars)]
+        "Scripts", "How many tokens does a character need?", sentences, [PrintedTable("scripts", columns, rows, bars)]
     )
 
 
@@ -262,12 +291,15 @@ def _describe_comparison(compared: ComparedTokenizers) -> ReportSection:
         "2 against 1",
     )
     return ReportSection(
-        "Which tokenizer needs fewer tokens?", sentences, [PrintedTable("two tokenizers", columns, rows)]
+        "Two tokenizers",
+        "Which tokenizer needs fewer tokens?",
+        sentences,
+        [PrintedTable("two tokenizers", columns, rows)],
     )
 
 
 def _describe_usage(usage: IdUsage) -> ReportSection:
-    shown = usage.frequent[:MAX_ROWS]
+    shown = usage.frequent[:MAX_FREQUENT]
     rows = [
         (
             f"{entry.id:,}",
@@ -279,7 +311,11 @@ def _describe_usage(usage: IdUsage) -> ReportSection:
     ]
     highest = max((entry.share for entry in shown), default=0.0) or 1.0
     frequent = PrintedTable(
-        "most frequent ids", ("id", "piece", "count", "share"), rows, [entry.share / highest for entry in shown], (1,)
+        f"the {len(shown)} most frequent ids",
+        ("id", "piece", "count", "share"),
+        rows,
+        [entry.share / highest for entry in shown],
+        (1,),
     )
     ranges = [
         f"{entry.first}" if entry.first == entry.last else f"{entry.first} to {entry.last}"
@@ -294,7 +330,7 @@ def _describe_usage(usage: IdUsage) -> ReportSection:
     if ranges:
         more = ", ..." if len(usage.never_used_ranges) > len(ranges) else ""
         sentences.append(f"Never used, lowest ids first: {', '.join(ranges)}{more}.")
-    return ReportSection("Which token ids are used?", sentences, [frequent])
+    return ReportSection("Ids", "Which token ids are used?", sentences, [frequent])
 
 
 def _describe_duplicates(duplicates: DuplicateSummary) -> ReportSection:
@@ -314,15 +350,16 @@ def _describe_duplicates(duplicates: DuplicateSummary) -> ReportSection:
             PrintedTable("groups with the most copies", ("first document", "copies", "tokens of a copy"), rows)
         )
         sentences.append("tokenmill inspect OUT --document N shows a document.")
-    return ReportSection("How many documents are duplicates?", sentences, tables)
+    return ReportSection("Duplicates", "How many documents are duplicates?", sentences, tables)
 
 
 def _describe_rejected(report: DatasetReport) -> ReportSection:
     if not report.rejected:
-        return ReportSection("Which records were rejected?", ["No record was rejected."])
+        return ReportSection("Quarantine", "Which records were rejected?", ["No record was rejected."])
     rows = [(entry.stage, entry.reason, f"{entry.records:,}") for entry in report.rejected]
     total = sum(entry.records for entry in report.rejected)
     return ReportSection(
+        "Quarantine",
         "Which records were rejected?",
         [f"{total:,} records are in the quarantine."],
         [PrintedTable("reasons of the quarantine", ("stage", "reason", "records"), rows, texts=(1,))],
@@ -343,7 +380,7 @@ def _describe_stages(stages: list[StageTiming]) -> ReportSection:
             format_duration(stage.busy_seconds),
             format_duration(stage.elapsed_seconds),
             f"{format_bytes(stage.bytes_per_second)}/s" if stage.bytes_per_second else "-",
-            _rate(stage.tokens_per_second, "tokens"),
+            f"{format_count(stage.tokens_per_second)}/s" if stage.tokens_per_second else "-",
             f"{stage.units_at_once:,}",
             f"{stage.machines:,}",
             *([f"{stage.failures:,}"] if has_failures else []),
@@ -360,7 +397,10 @@ def _describe_stages(stages: list[StageTiming]) -> ReportSection:
         "refer to it; the elapsed time contains the pauses between commands. Planning is in neither."
     ]
     return ReportSection(
-        "How long did each stage take?", sentences, [PrintedTable("time and rates of the stages", columns, rows)]
+        "Stages",
+        "How long did each stage take?",
+        sentences,
+        [PrintedTable("time and rates of the stages", columns, rows)],
     )
 
 
@@ -386,6 +426,7 @@ def _list_run_sections(report: RunReport) -> list[ReportSection]:
     number = "1 attempt" if len(attempts) == 1 else f"{len(attempts):,} attempts"
     sections.append(
         ReportSection(
+            "Attempts",
             "How often did it start?",
             [f"{number}; {report.verdict}."],
             [PrintedTable("attempts, oldest first", columns, attempts, texts=(4,))] if attempts else [],
@@ -405,6 +446,7 @@ def _list_run_sections(report: RunReport) -> list[ReportSection]:
     saved_columns = ("name", "iteration", "size", "saved", "state", "named by the tracker")
     sections.append(
         ReportSection(
+            "Checkpoints",
             "Which checkpoints exist?",
             [f"{len(checkpoints):,} checkpoints, oldest first." if checkpoints else "There is no checkpoint."],
             [PrintedTable("checkpoints", saved_columns, checkpoints, texts=(4,))] if checkpoints else [],
@@ -440,7 +482,7 @@ def _describe_metrics(report: RunReport, summary: RunSummary) -> ReportSection:
     sentences = [f"Read from {source}." for source in summary.sources]
     if summary.synthetic:
         sentences.append("The data is SYNTHETIC: random numbers instead of text.")
-    return ReportSection("How did the training go?", sentences, tables, has_plots=report.plots is not None)
+    return ReportSection("Training", "How did the training go?", sentences, tables, has_plots=report.plots is not None)
 
 
 def _list_points(
@@ -458,15 +500,15 @@ def _list_points(
 
 def _describe_stalls(report: RunReport, summary: RunSummary) -> ReportSection:
     if summary.stalls is None:
-        return ReportSection("Did it stall?", ["The duration of the steps is unknown."])
+        return ReportSection("Stalls", "Did it stall?", ["The duration of the steps is unknown."])
     sentences = [
         f"{summary.stalls:,} stalls: steps of more than three times the median duration, after the warm-up. They took "
         f"{format_duration(summary.stall_seconds)} more than the median.",
-        f"{summary.restarts:,} restarts repeated steps; {summary.steps_trained_twice:,} steps were trained twice. Time "
-        f"between these attempts: {format_duration(summary.gap_seconds)}.",
+        f"{summary.restarts:,} restarts repeated steps; {summary.steps_trained_twice:,} steps were trained twice."
+        + (f" Time between these attempts: {format_duration(summary.gap_seconds)}." if summary.gap_seconds else ""),
     ]
     tables = []
     if report.stalled:
         rows = [(f"{step.step:,}", format_duration(step.seconds)) for step in report.stalled]
         tables.append(PrintedTable("longest steps, the warm-up included", ("step", "duration"), rows))
-    return ReportSection("Did it stall?", sentences, tables)
+    return ReportSection("Stalls", "Did it stall?", sentences, tables)

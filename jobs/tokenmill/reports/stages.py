@@ -9,14 +9,15 @@ import msgspec
 
 from tokenmill.core.redaction import redact
 from tokenmill.engine.attempt import is_planning
-from tokenmill.engine.contract import Origin, Receipt, StageKind
-from tokenmill.engine.record import REJECTED, Counts, Manifest, StageRecord
+from tokenmill.engine.contract import IN_PLACE, Receipt, StageKind
+from tokenmill.engine.record import REJECTED, Counts, Manifest, Plan, StageRecord
 from tokenmill.engine.stage_input import find_records
 from tokenmill.engine.status import load_status
 from tokenmill.errors import RequestError
 from tokenmill.reports.contract import LineageStep, StageTiming
 from tokenmill.stages.registry import KINDS
 
+_WORKING_DIRECTORY = "the working directory of the command"
 SEARCHED_PARENTS = 2
 """Directories above an output in which the outputs of earlier stages are searched."""
 
@@ -123,7 +124,7 @@ def trace_lineage(record: StageRecord) -> tuple[list[StageRecord], list[LineageS
     if plan is None:
         return records, steps
     steps.append(LineageStep(plan.command, redact(str(record.output)), manifest.hash if manifest else ""))
-    upstream, source, output = plan.upstream, plan.source, record.output
+    upstream, output = plan.upstream, record.output
     while upstream.maker:
         wanted = upstream.manifest or ""
         earlier = next(
@@ -139,15 +140,31 @@ def trace_lineage(record: StageRecord) -> tuple[list[StageRecord], list[LineageS
             break
         records.insert(0, earlier[0])
         steps.append(LineageStep(upstream.maker, redact(str(earlier[0].output)), wanted))
-        upstream, source, output = earlier[1].upstream, earlier[1].source, earlier[0].output
-    identity = source.commit or (f"listing {upstream.listing}" if upstream.listing else "")
-    steps.append(LineageStep("source", describe_source(source), identity))
+        upstream, output = earlier[1].upstream, earlier[0].output
+    first = (records[0].read_plan() if records else None) or plan
+    identity = first.source.commit or (f"listing {upstream.listing}" if upstream.listing else "")
+    steps.append(LineageStep("source", _describe_source(first, output), identity))
     return records, steps
 
 
-def describe_source(source: Origin) -> str:
-    """Return the address of a source without secrets."""
-    return redact(source.uri, source.uri) if source.uri else "unknown"
+def find_source(record: StageRecord, plan: Plan) -> str:
+    """Return the place of the text that an output was made from, without secrets; see `trace_lineage`."""
+    try:
+        return trace_lineage(record)[1][-1].place
+    except RequestError:  # an output near this one is damaged
+        return _describe_source(plan, record.output)
+
+
+def _describe_source(plan: Plan, output: Path) -> str:
+    """Return the address of the source of a plan; of a directory its path, or its name if the plan has no path."""
+    uri = plan.source.uri or "unknown"
+    if uri.startswith("file:"):
+        if plan.source.adopted == IN_PLACE:
+            return redact(str(output))
+        request = plan.request.get("source")
+        address = request.get("source") if isinstance(request, dict) else request
+        uri = str(address).removeprefix("file://") if address else uri.removeprefix("file:") or _WORKING_DIRECTORY
+    return redact(uri, uri)
 
 
 def _list_candidates(output: Path, stage: str) -> Iterable[StageRecord]:

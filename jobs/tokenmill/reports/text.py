@@ -2,6 +2,7 @@
 
 from tokenmill.core.printing import MAX_CELL, align, printable
 from tokenmill.reports.contract import Report, RunReport
+from tokenmill.reports.opening import make_opening
 from tokenmill.reports.sections import MAX_ROWS, ReportSection, list_sections, quote
 
 _MAX_SENTENCE = 400
@@ -10,9 +11,11 @@ _MAX_SENTENCE = 400
 def to_text(report: Report) -> str:
     """Return the report as text."""
     name = f"run {report.path}" if isinstance(report, RunReport) else f"dataset {report.output}"
-    lines = [name, *report.notes]
+    opening = make_opening(report)
+    figures = ", ".join(f"{figure.value} {figure.label}" for figure in opening.figures)
+    lines = [name, opening.status, figures, *report.notes]
     for section in list_sections(report):
-        lines += ["", section.title.upper(), *_render(section)]
+        lines += ["", f"{section.title.upper()}: {section.question}", *_render(section)]
     return "\n".join(printable(line) for line in lines)
 
 

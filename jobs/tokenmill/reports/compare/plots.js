@@ -4,8 +4,8 @@
   const NS = "http://www.w3.org/2000/svg";
   const DASHES = ["", "7 3", "2 3", "9 3 2 3", "14 4"];
   const COLORS = 6;
-  const state = { axis: data.axis, logX: false, logY: false, zoom: false, smooth: true, hidden: new Set(), position: null,
-    plot: null };
+  const state = { axis: data.axis, whole: data.whole, logX: false, logY: false, zoom: false, smooth: true,
+    hidden: new Set(), position: null, plot: null };
   const plots = [];
 
   for (const run of data.runs) {
@@ -39,6 +39,19 @@
     wait: (value) => value.toFixed(2) + "%",
   };
 
+  const axisFormats = {
+    loss: (value) => String(+value.toPrecision(7)),
+    rate: count,
+    wait: (value) => +value.toPrecision(4) + "%",
+  };
+
+  /* The smallest distance of 1, 2 or 5 times a power of ten with at most `wanted` ticks. */
+  function tickStep(low, high, wanted) {
+    const rough = (high - low) / Math.max(1, wanted);
+    const power = Math.pow(10, Math.floor(Math.log10(rough)));
+    return [1, 2, 5, 10].map((factor) => factor * power).find((value) => value >= rough * 0.999999);
+  }
+
   function ticks(low, high, wanted, log) {
     if (log) {
       const powers = [];
@@ -54,14 +67,12 @@
         return powers.filter((_, index) => index % stride === 0);
       }
     }
-    const rough = (high - low) / Math.max(1, wanted);
-    if (!(rough > 0)) return [low];
-    const power = Math.pow(10, Math.floor(Math.log10(rough)));
-    const step = [1, 2, 5, 10].map((factor) => factor * power).find((value) => value >= rough);
+    return high > low ? listTicks(low, high, tickStep(low, high, wanted)) : [low];
+  }
+
+  function listTicks(low, high, step) {
     const result = [];
-    for (let value = Math.ceil(low / step) * step; value <= high + step * 1e-6; value += step) {
-      result.push(Math.abs(value) < step * 1e-6 ? 0 : value);
-    }
+    for (let number = Math.ceil(low / step - 1e-6); number <= high / step + 1e-6; number++) result.push(number * step);
     return result;
   }
 
@@ -82,13 +93,15 @@
     return width > 0 ? y[low] + ((position - x[low]) / width) * (y[high] - y[low]) : y[low];
   }
 
-  function domain(kind) {
+  /* The range of both axes; without a logarithm, the loss axis begins and ends at a tick. */
+  function domain(kind, wanted) {
     let low = Infinity, high = -Infinity, firstX = Infinity, lastX = -Infinity, smallest = Infinity;
     data.runs.forEach((run, index) => {
       const lines = run[kind];
       if (!lines || !visible(index)) return;
       const x = xOf(lines.raw);
-      low = Math.min(low, lines.low); high = Math.max(high, lines.high); smallest = Math.min(smallest, lines.low);
+      high = Math.max(high, state.whole ? Math.max(...lines.raw.values) : lines.high);
+      low = Math.min(low, lines.low); smallest = Math.min(smallest, lines.low);
       for (const value of x) if (value > 0) { firstX = Math.min(firstX, value); break; }
       lastX = Math.max(lastX, x[x.length - 1]);
     });
@@ -106,10 +119,9 @@
     const log = state.logY && kind === "loss" && smallest > 0;
     if (kind !== "loss") low = 0;
     if (high <= low) { high = low + Math.max(Math.abs(low) * 0.1, 1e-6); }
-    const margin = kind === "loss" && !log ? (high - low) * 0.04 : 0;
-    const bottom = low < 0 ? low - margin : Math.max(0, low - margin);
-    return { low: log ? low / 1.02 : bottom, high: log ? high * 1.02 : high + (margin || (high - low) * 0.06),
-      first, last: lastX, logY: log, logX: state.logX && firstX < lastX };
+    const step = tickStep(low, high, wanted);
+    return { low: log ? low / 1.02 : Math.floor(low / step) * step, high: log ? high * 1.02 : Math.ceil(high / step) * step,
+      step, first, last: lastX, logY: log, logX: state.logX && firstX < lastX };
   }
 
   function draw(plot) {
@@ -117,7 +129,7 @@
     while (svg.firstChild) svg.removeChild(svg.firstChild);
     const width = svg.clientWidth || 600, height = svg.clientHeight || 300;
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    const range = domain(kind);
+    const range = domain(kind, height / 36);
     plot.range = range;
     if (!range) { make(svg, "text", { x: 12, y: 24 }, "all lines are hidden"); return; }
     const left = 58, right = 12, top = 12, bottom = 40;
@@ -130,12 +142,11 @@
       return range.logX ? range.first * Math.pow(range.last / range.first, share)
         : range.first + share * (range.last - range.first);
     };
-    const yTicks = ticks(range.low, range.high, height / 55, range.logY);
-    for (const value of yTicks) {
+    const { low, high, step } = range;
+    for (const value of range.logY ? ticks(low, high, height / 36, true) : listTicks(low, high, step)) {
       const y = plot.toY(value);
       make(svg, "line", { class: "grid", x1: left, x2: width - right, y1: y, y2: y });
-      const label = kind === "wait" ? +value.toPrecision(3) + "%" : kind === "rate" ? count(value) : +value.toPrecision(4);
-      make(svg, "text", { x: left - 6, y: y + 4, "text-anchor": "end" }, label);
+      make(svg, "text", { x: left - 6, y: y + 4, "text-anchor": "end" }, axisFormats[kind](value));
     }
     let lastEnd = -Infinity;
     for (const value of ticks(range.first, range.last, width / 95, range.logX)) {
@@ -286,7 +297,7 @@
       redraw();
     });
   });
-  for (const name of ["logX", "logY", "zoom", "smooth"]) {
+  for (const name of ["whole", "logX", "logY", "zoom", "smooth"]) {
     const button = document.getElementById(name);
     button.addEventListener("click", () => { state[name] = !state[name]; press(button, state[name]); redraw(); });
   }

@@ -53,13 +53,16 @@ class PlotRun(msgspec.Struct, frozen=True):
     wait: PlotLines | None
 
 
-def render_plots(runs: Sequence[PlotRun], axis: str) -> ScriptedPart | None:
-    """Return the plots of runs over tokens or steps with their controls; None if no run has two points of a line."""
+def render_plots(runs: Sequence[PlotRun], axis: str, *, whole: bool = False) -> ScriptedPart | None:
+    """Return the plots of runs over tokens or steps with their controls; None if no run has two points of a line.
+
+    `whole` shows all values at first, instead of the range without spikes.
+    """
     kinds = [kind for kind in _KINDS if any(getattr(run, kind) for run in runs)]
     if not kinds:
         return None
     style, script = (Path(__file__).with_name(name).read_text() for name in ("plots.css", "plots.js"))
-    data = msgspec.json.encode({"axis": axis, "runs": runs}).decode()
+    data = msgspec.json.encode({"axis": axis, "runs": runs, "whole": whole}).decode()
     names = ", ".join(run.name for run in runs)
     figures = "".join(
         f'<figure><figcaption>{escape(_KINDS[kind])}</figcaption><svg class="plot{"" if kind == "loss" else " small"}" '
@@ -67,10 +70,10 @@ def render_plots(runs: Sequence[PlotRun], axis: str) -> ScriptedPart | None:
         f'{to_html_text(f"{_KINDS[kind]}, over {axis}, of {names}")}"></svg><div class="tip" hidden></div></figure>'
         for kind in kinds
     )
-    return ScriptedPart(_render_controls(runs, axis, kinds) + figures, style, script, data)
+    return ScriptedPart(_render_controls(runs, axis, kinds, whole=whole) + figures, style, script, data)
 
 
-def _render_controls(runs: Sequence[PlotRun], axis: str, kinds: Sequence[str]) -> str:
+def _render_controls(runs: Sequence[PlotRun], axis: str, kinds: Sequence[str], *, whole: bool) -> str:
     buttons = "".join(
         f'<button type="button" data-run="{number}" aria-pressed="true"><svg class="swatch" viewBox="0 0 34 10" '
         f'aria-hidden="true"></svg><span>{to_html_text(run.name)}</span></button>'
@@ -79,7 +82,8 @@ def _render_controls(runs: Sequence[PlotRun], axis: str, kinds: Sequence[str]) -
     select_steps = '<button type="button" id="axis" aria-pressed="false">steps instead of tokens</button>'
     tools = (
         (select_steps if axis == "tokens" else "")
-        + '<button type="button" id="logX" aria-pressed="false">logarithmic axis</button>'
+        + f'<button type="button" id="whole" aria-pressed="{str(whole).lower()}">all values</button>'
+        '<button type="button" id="logX" aria-pressed="false">logarithmic axis</button>'
         '<button type="button" id="logY" aria-pressed="false">logarithmic loss</button>'
         '<button type="button" id="zoom" aria-pressed="false">second half</button>'
         '<button type="button" id="smooth" aria-pressed="true">smoothed</button>'
