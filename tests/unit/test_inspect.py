@@ -272,3 +272,12 @@ def test_only_unsafe_characters_are_escaped() -> None:
     for code in (*range(9), *range(11, 32), *range(127, 160), 0xAD, 0x200B, 0x2028, 0x2029, 0xFEFF, 0xE0041):
         shown = escape(f"a{chr(code)}b")
         assert shown.isprintable() and shown.startswith("a\\") and int(shown[3:-1], 16) == code
+
+
+def test_a_long_document_is_cut_unless_all_is_requested(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "word " * 1000}) + "\n")
+    run("preprocess", tmp_path / "a.jsonl", tmp_path / "out", "--tokenizer", TOKENIZER)
+    start = tokenmill("inspect", tmp_path / "out", "--document", 0).out
+    assert start.endswith("... and 3,000 more characters; --all shows them\n") and len(start) < 2500
+    assert tokenmill("inspect", tmp_path / "out", "--document", 0, "--all").out.count("word") == 1000
+    assert tokenmill("inspect", tmp_path / "out", "--document", 0, "--json").result["text"].count("word") == 1000

@@ -132,3 +132,12 @@ def test_the_sample_passes_all_stages_and_is_done_in_the_next_run(tmp_path: Path
         expected = [f"{stage[name]:,}" for name in ("written", "tokens") if stage[name] is not None]
         assert stage["stage"] == "download" or rows[stage["stage"]][1 : 1 + len(expected)] == expected, rows
     assert rows["preprocess"][0] == "4", "a .bin and its .idx are one file"
+
+
+def test_the_sample_of_conversations_becomes_packed_rows(tmp_path: Path) -> None:
+    ended = tokenmill("sample", tmp_path, "--chat")
+    assert ended.code == 0, ended.err
+    assert "trained tokens, in " in ended.out and "valid: " in ended.out, ended.out
+    shown = tokenmill("inspect", tmp_path / "chat", "--document", 0, "--mask", "--json").result
+    trained = "".join(part["text"] for part in shown["sequences"][0]["text"] if part["trained"])
+    assert trained.endswith(EOS) and "User: " not in trained

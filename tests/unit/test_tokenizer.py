@@ -212,6 +212,19 @@ def test_hub_refusals(tmp_path: Path) -> None:
             assert message in refusal(name, tmp_path, revision, endpoint=hub.endpoint)
 
 
+def test_a_private_repository_is_explained_by_the_account_of_the_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Hub() as hub:
+        assert "set HF_TOKEN to the token of an account with access" in refusal(
+            "org/absent", tmp_path / "a", endpoint=hub.endpoint
+        )
+        monkeypatch.setenv("HF_TOKEN", "hf_of_another_account")
+        assert "the account of your access token has no access" in refusal(
+            "org/absent", tmp_path / "b", endpoint=hub.endpoint
+        )
+
+
 def test_a_name_of_a_missing_directory_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from tokenmill.tokenize.mask_view import MaskedSequence, SequenceDecoder
 
 
+MAX_TEXT = 2000
+"""Characters of a document that are shown without --all."""
+
+
 def inspect(
     path: Annotated[Path, typer.Argument(help="Directory of a dataset, or the output of preprocess, chat or pack.")],
     document: Annotated[
@@ -52,6 +56,9 @@ def inspect(
             help="The output that was packed, or a directory of its tokenizer, for --row. Default: searched near PATH.",
         ),
     ] = None,
+    all_text: Annotated[
+        bool, typer.Option("--all", help=f"Show the complete text of the document, not {MAX_TEXT:,} characters.")
+    ] = False,
     json: o.Json = False,
 ) -> None:
     """Show a dataset's pairs and tokenizer, a document's text and source, or which tokens are trained."""
@@ -69,7 +76,10 @@ def inspect(
     if shown.text is not None:
         from tokenmill.tokenize.mask_view import escape
 
-        sys.stdout.write(f"{escape(shown.text)}\n")
+        text = shown.text if all_text else shown.text[:MAX_TEXT]
+        sys.stdout.write(f"{escape(text)}\n")
+        if len(text) < len(shown.text):
+            sys.stdout.write(f"... and {len(shown.text) - len(text):,} more characters; --all shows them\n")
     if shown.sequences is not None:
         _print_sequences(shown)
 

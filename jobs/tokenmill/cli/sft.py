@@ -92,7 +92,7 @@ def sft(
                 results = data.run(stage_run, lambda result: report(result.summary, result.output, run.json), only)
             else:
                 results = data.run(stage_run, end_printer(json_lines=run.json))
-                _report(data, results, stage_run)
+                report_fine_tuning(data, results, stage_run)
             if all(result.summary.completion.manifest for result in results):
                 end.message = f"{only or 'all stages'} complete: {output}"
 
@@ -150,7 +150,7 @@ def _load_blend(
     return lists
 
 
-def _report(data: "FineTuningData", results: "list[StageResult]", run: "StageRun") -> None:
+def report_fine_tuning(data: "FineTuningData", results: "list[StageResult]", run: "StageRun") -> None:
     """Print the results of the stages, the packed rows of each split and the next commands."""
     import shlex
     import sys

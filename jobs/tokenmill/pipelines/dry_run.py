@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace as replace_fields
 
@@ -177,10 +176,12 @@ def _run_sample(stage: SourceStage, plan: Plan, run: StageRun, scratch: Path) ->
         )
     if not weight:
         return {}
-    fields: dict[str, Any] = {"input": sample, "output": scratch / "sampled", "from_stage": None}
-    if isinstance(stage, PairStage):
-        fields["options"] = replace(stage.options, target_files=None)
-    summary = run_stage(replace(stage, selection=Selection(split="any"), **fields), run)
+    sampled = replace(
+        stage, input=sample, output=scratch / "sampled", from_stage=None, selection=Selection(split="any")
+    )
+    if isinstance(sampled, PairStage):
+        sampled = replace(sampled, options=replace(sampled.options, target_files=None))
+    summary = run_stage(sampled, run)
     manifest, scale = summary.completion.manifest, plan.weight / weight
     if manifest is None:
         return {}

@@ -223,9 +223,14 @@ def _refusal_message(code: str, subject: str, reason: str, revision: str, fallba
         return f"{subject} has no revision {revision}; check its branches, tags and commits"
     if code == "EntryNotFound":
         return f"{subject} has no such folder or file at this revision; check the path"
+    if code == "RepoNotFound" and _token():
+        return (
+            f"{subject} does not exist on the Hub, or the account of your access token has no access to it: check the "
+            f"name, request access with this account, or set HF_TOKEN to another token{fallback_hint}"
+        )
     if code == "RepoNotFound":
         return (
-            f"{subject} does not exist on the Hub, or this account has no access to it: check the name, or set "
-            f"HF_TOKEN{fallback_hint}"
+            f"{subject} does not exist on the Hub, or it is private: check the name, or set HF_TOKEN to the token of "
+            f"an account with access{fallback_hint}"
         )
     return f"the Hub refused {subject}: {reason}; check the name, and check that HF_TOKEN has read access"

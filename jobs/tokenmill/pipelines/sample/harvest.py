@@ -23,6 +23,14 @@ from tokenmill.errors import RequestError
 
 NAME = "sample-corpus"
 
+CHATS_NAME = "sample-chats"
+
+_CHAT_SHARDS = 4
+_MAX_ANSWER_LENGTH = 2000  # characters
+_NO_SOURCES = (
+    f"cannot write the sample corpus: this Python has no sources in {sysconfig.get_path('stdlib')}; use a Python with "
+    "its standard library, or pass a dataset of your own"
+)
 _MIN_TEXT_LENGTH = 80  # characters; a shorter docstring has almost no content
 _HELD_OUT_DIVISOR = 50  # validation and test get one document in 50 each
 _SKIPPED_DIRECTORIES = {"site-packages", "dist-packages", "test", "tests", "idle_test", "pydoc_data"}
@@ -84,10 +92,7 @@ def harvest(directory: Path, *, shards: int = 8) -> HarvestReport:
 
     documents = list({document.text: document for document in _documents()}.values())
     if not documents:
-        raise RequestError(
-            f"cannot write the sample corpus: this Python has no sources in {sysconfig.get_path('stdlib')}; "
-            "use a Python with its standard library, or pass a dataset of your own"
-        )
+        raise RequestError(_NO_SOURCES)
     random.Random(0).shuffle(documents)
     split_size = len(documents) // _HELD_OUT_DIVISOR
     parts = {
@@ -112,6 +117,32 @@ def harvest(directory: Path, *, shards: int = 8) -> HarvestReport:
         (directory / name).write_bytes(data)
     text_bytes = sum(len(document.text.encode()) for document in documents)
     return HarvestReport(len(documents), text_bytes, kinds, sorted(files))
+
+
+def harvest_chats(directory: Path) -> int:
+    """Write conversations to `directory`, a question about each documented object and its docstring; return how many.
+
+    Raises:
+        RequestError: this Python has no sources.
+    """
+    documents = list({document.text: document for document in _documents()}.values())
+    chats = [
+        {
+            "messages": [
+                {"role": "user", "content": f"How is {document.title} documented?"},
+                {"role": "assistant", "content": document.text},
+            ]
+        }
+        for document in documents
+        if document.kind == "docstring" and len(document.text) <= _MAX_ANSWER_LENGTH
+    ]
+    if not chats:
+        raise RequestError(_NO_SOURCES)
+    directory.mkdir(parents=True, exist_ok=True)
+    for shard in range(_CHAT_SHARDS):
+        lines = [json.dumps(chat, ensure_ascii=False).encode() + b"\n" for chat in chats[shard::_CHAT_SHARDS]]
+        (directory / f"chats_{shard}.jsonl").write_bytes(b"".join(lines))
+    return len(chats)
 
 
 def _lines(documents: list[_Document]) -> bytes:
