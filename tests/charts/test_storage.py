@@ -231,7 +231,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "amlfs-static",
         {"amlfs.subDir": "${pvc.metadata.name}"},
-        'amlfs.subDir="${pvc.metadata.name}" contains a variable of the claim or volume, which the driver cannot '
+        'amlfs.subDir="${pvc.metadata.name}" contains a variable of the PVC or volume, which the driver cannot '
         "replace with amlfs.mgsIpAddress.\n"
         "Set the directory's name.",
     ),

@@ -85,8 +85,8 @@ def test_an_unknown_speed_is_not_stated(chart_with_notes: Path, overlay: str, se
 def test_the_notes_state_what_an_uninstallation_keeps(chart_with_notes: Path, overlay: str) -> None:
     text = notes(chart_with_notes, overlay)
     kept = any("helm.sh/resource-policy" in item["metadata"].get("annotations", {}) for item in render(overlay))
-    assert ("An uninstallation keeps the claim and its data" in text) == kept
-    assert ("An uninstallation deletes the claim and its volume. It keeps the " in text) != kept
+    assert ("An uninstallation keeps the PVC and its data" in text) == kept
+    assert ("An uninstallation deletes the PVC and its volume. It keeps the " in text) != kept
 
 
 def warnings(text: str) -> list[str]:

@@ -130,7 +130,7 @@ def test_a_training_has_the_settings_of_its_file(tmp_path: Path) -> None:
         (["extract", "/elsewhere/in"], "write a directory below /data"),
         (["extract", "../in"], "write a directory below /data"),
         (["download", SOURCE, "/data/out", "--endpoint=http://mirror"], "set HF_ENDPOINT in the ConfigMap"),
-        (["preprocess", "in", "--tokenizer=/home/me/tokenizer"], "copy it to the claim"),
+        (["preprocess", "in", "--tokenizer=/home/me/tokenizer"], "copy it to the PVC"),
         (["pack", "blend.json", "out"], "install charts/dataset-pack"),
         (["extract", "in", "--worker-index=0"], "each worker of a submission gets its own"),
     ],

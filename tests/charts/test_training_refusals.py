@@ -59,7 +59,7 @@ REFUSED = {
     ),
     "claim": (
         {"storage.pvcName": ""},
-        "storage.pvcName is not set: it must name the claim that holds the data.\nAdd --set",
+        "storage.pvcName is not set: it must name the PVC that holds the data.\nAdd --set",
     ),
     "one checkpoint": ({"checkpoint.keep": 1}, "/checkpoint/keep': minimum: got 1, want 2"),
     "gang of none": (

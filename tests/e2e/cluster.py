@@ -74,7 +74,7 @@ class Account:
 class Namespace:
     """A namespace that enforces the restricted standard; `user` has the role edit in it, and `admin` every right.
 
-    `data` is this machine's path of the node's directory that the claim shared-storage-pvc provides.
+    `data` is this machine's path of the node's directory that the PVC shared-storage-pvc provides.
     """
 
     name: str

@@ -56,7 +56,7 @@ def assert_load(before: Counter[str], after: Counter[str], pods: int) -> None:
 
 @pytest.fixture(scope="module")
 def simulated_nodes(namespace: Namespace) -> Iterator[str]:
-    """Add nodes of 8 GPUs, and a claim that pods can use on any of them; return the name of the claim."""
+    """Add nodes of 8 GPUs, and a claim that pods can use on any of them; return the name of the PVC."""
     if not SIMULATE:
         pytest.skip("set TOKENMILL_E2E_SIMULATE to a command that adds simulated nodes to this cluster")
     nodes = max(NODES, -(-WORKERS // 100))

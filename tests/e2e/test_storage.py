@@ -51,7 +51,7 @@ def test_a_dynamic_claim_outlives_its_release_and_is_reused(namespace: Namespace
     admin, release = namespace.admin, f"storage-{overlay}"
     name = f"{namespace.name}.{release}"
     with installed(admin, release, line(overlay)) as notes:
-        assert "An uninstallation keeps the claim and its data" in notes
+        assert "An uninstallation keeps the PVC and its data" in notes
         storage_class, first = admin.get(f"storageclass {name}"), claim(admin, overlay)
         assert (storage_class["reclaimPolicy"], first["spec"]["storageClassName"]) == ("Retain", name)
         admin.check(f"helm upgrade {release} {line(overlay)}")
@@ -60,7 +60,7 @@ def test_a_dynamic_claim_outlives_its_release_and_is_reused(namespace: Namespace
         ended = admin.run(f"helm upgrade {release} {line(overlay, '--set', CHANGED[overlay])}")
         assert ended.code != 0 and f'the StorageClass "{name}" exists with' in ended.err
         ended = admin.run(f"helm upgrade {release} {line(overlay, '--set', 'pvc.accessModes={ReadWriteOnce}')}")
-        assert ended.code != 0 and f'the claim "{overlay}" exists with pvc.accessModes' in ended.err
+        assert ended.code != 0 and f'the PVC "{overlay}" exists with pvc.accessModes' in ended.err
     assert admin.run(f"kubectl get storageclass {name}").code != 0
     with installed(admin, release, line(overlay)):
         assert claim(admin, overlay)["metadata"]["uid"] == first["metadata"]["uid"]
@@ -78,7 +78,7 @@ def test_a_kept_claim_of_another_back_end_is_refused(namespace: Namespace) -> No
     first = claim(admin, "kept")["metadata"]["uid"]
     for program in ("helm", "helm4"):
         ended = admin.run(f"{program} install kept {other}")
-        assert ended.code and 'the claim "kept" has the driver azurelustre.csi.azure.com (amlfs)' in ended.err
+        assert ended.code and 'the PVC "kept" has the driver azurelustre.csi.azure.com (amlfs)' in ended.err
         assert "backend=blob has blob.csi.azure.com" in ended.err
     ended = admin.run(f"helm install kept {first_values} --set amlfs.zone=3")
     assert ended.code and 'zone="1", which cannot be changed to "3"' in ended.err, ended.err
@@ -107,14 +107,14 @@ def test_a_static_volume_is_deleted_with_its_release_and_bound_again(namespace: 
     volume = f"{namespace.name}.{overlay}"
     for _ in range(2 if overlay == "nfs" else 1):  # the cluster takes up to half a minute to remove a volume
         with installed(admin, release, line(overlay)) as notes:
-            assert "An uninstallation deletes the claim and its volume" in notes
+            assert "An uninstallation deletes the PVC and its volume" in notes
             assert wait_for(lambda: claim(admin, overlay)["status"]["phase"] == "Bound", 300)
             first = claim(admin, overlay)["metadata"]["uid"]
             assert admin.get(f"pv {volume}")["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
             admin.check(f"helm upgrade {release} {line(overlay)}")
             assert claim(admin, overlay)["metadata"]["uid"] == first
             ended = admin.run(f"helm upgrade {release} {line(overlay, '--set', OTHER_SIZE[overlay])}")
-            assert ended.code != 0 and f'the claim "{overlay}" exists with' in ended.err
+            assert ended.code != 0 and f'the PVC "{overlay}" exists with' in ended.err
         assert admin.run(f"kubectl get pvc {overlay}").code != 0
         assert admin.run(f"kubectl get pv {volume}").code != 0
 
@@ -123,7 +123,7 @@ def test_a_volume_keeps_its_options_and_the_notes_show_the_remedy(namespace: Nam
     admin = namespace.admin
     name = f"{namespace.name}.options"
     with installed(admin, "options", line("blob").replace("pvc.name=blob", "pvc.name=options")):
-        # The driver would create this volume for the claim.
+        # The driver would create this volume for the PVC.
         volume = {"accessModes": ["ReadWriteMany"], "capacity": {"storage": "100Ti"}, "storageClassName": name}
         volume |= {
             "mountOptions": ["-o attr_timeout=120"],
@@ -148,7 +148,7 @@ def test_a_claim_on_existing_storage_needs_only_rights_in_its_namespace(namespac
         first = claim(user, "asked")["metadata"]["uid"]
         user.check(f"helm upgrade asked {options}")
         ended = user.run(f"helm upgrade asked {options} --set pvc.size=1Gi")
-        assert ended.code != 0 and "a claim cannot shrink to 1Gi" in ended.err
+        assert ended.code != 0 and "a PVC cannot shrink to 1Gi" in ended.err
     with installed(user, "asked", options):
         assert claim(user, "asked")["metadata"]["uid"] == first
     user.check("kubectl delete pvc asked --timeout=60s")
@@ -161,7 +161,7 @@ def test_two_releases_share_nothing(namespace: Namespace) -> None:
         classes = {claim(admin, name)["spec"]["storageClassName"] for name in ("one", "two")}
         assert classes == {f"{namespace.name}.one", f"{namespace.name}.two"}
         ended = admin.run(f"helm install three {options.format('one')}")
-        assert ended.code != 0 and 'the claim "one" exists in namespace' in ended.err
+        assert ended.code != 0 and 'the PVC "one" exists in namespace' in ended.err
         assert "does not belong to this release" in ended.err
 
 

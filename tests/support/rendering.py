@@ -25,11 +25,11 @@ READS: dict[str, list[str]] = {
 """The stages whose output each stage can read, in the order of the data flow."""
 STAGES = list(READS)
 NEEDED = {stage: ["tokenizer.name=org/model"] if stage in ("preprocess", "chat") else [] for stage in STAGES}
-"""The values that each stage's chart requires even with a file of values/datasets, except the claim."""
+"""The values that each stage's chart requires even with a file of values/datasets, except the PVC."""
 REQUIRED = {stage: ["dataset.inputPath=corpus", *NEEDED[stage]] for stage in STAGES} | {
     "download": ["dataset.outputPath=corpus", "dataset.repo=org/name"]
 }
-"""The required values of each stage's chart, except the claim."""
+"""The required values of each stage's chart, except the PVC."""
 
 
 def overlays(kind: str) -> list[Path]:

@@ -26,7 +26,7 @@ from tokenmill.stages.registry import DOWNLOAD, EXTRACT
 
 RECORD = b'{"text":"x"}\n'
 ELSEWHERE = {"owner": {"host": "other", "boot": "b", "namespace": "n", "pid": 5, "started": 1}, "id": "t"}
-"""The claim of a process of another machine."""
+"""The PVC of a process of another machine."""
 
 
 class Step(NamedTuple):

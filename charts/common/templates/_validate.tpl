@@ -73,7 +73,7 @@ Check that the claim has a name. Input: $. Output: nothing, or fails.
 */}}
 {{- define "tokenmill.validateClaimName" -}}
 {{- if not .Values.storage.pvcName }}
-{{- fail (printf "\nstorage.pvcName is not set: it must name the claim that holds the data.\nAdd --set storage.pvcName=NAME. To list the claims: kubectl get pvc -n %s. To create one: charts/shared-storage." .Release.Namespace) }}
+{{- fail (printf "\nstorage.pvcName is not set: it must name the PVC that holds the data.\nAdd --set storage.pvcName=NAME. To list the PVCs: kubectl get pvc -n %s. To create one: charts/shared-storage." .Release.Namespace) }}
 {{- end }}
 {{- end }}
 
@@ -109,10 +109,10 @@ claim. Output: nothing, or fails.
 {{- $existingClaim := dict }}
 {{- if $claim }}{{ $existingClaim = lookup "v1" "PersistentVolumeClaim" $.root.Release.Namespace $claim }}{{ end }}
 {{- if ($existingClaim.metadata).deletionTimestamp }}
-{{- fail (printf "\n%s: the PersistentVolumeClaim %q is being deleted, and new pods cannot use it.\nWait for its end (kubectl wait --for=delete pvc/%s -n %s --timeout=5m) and create it again, or name another claim: kubectl get pvc -n %s" $key $claim $claim $.root.Release.Namespace $.root.Release.Namespace) }}
+{{- fail (printf "\n%s: the PersistentVolumeClaim %q is being deleted, and new pods cannot use it.\nWait for its end (kubectl wait --for=delete pvc/%s -n %s --timeout=5m) and create it again, or name another PVC: kubectl get pvc -n %s" $key $claim $claim $.root.Release.Namespace $.root.Release.Namespace) }}
 {{- end }}
 {{- if and $claim (not $existingClaim) }}
-{{- fail (printf "\n%s: there is no PersistentVolumeClaim %q in namespace %s, and the pods would wait for it forever.\nCreate it: helm install shared-storage charts/shared-storage -n %s --set pvc.name=%s\nOr name another claim: kubectl get pvc -n %s" $key $claim $.root.Release.Namespace $.root.Release.Namespace $claim $.root.Release.Namespace) }}
+{{- fail (printf "\n%s: there is no PersistentVolumeClaim %q in namespace %s, and the pods would wait for it forever.\nCreate it: helm install shared-storage charts/shared-storage -n %s --set pvc.name=%s\nOr name another PVC: kubectl get pvc -n %s" $key $claim $.root.Release.Namespace $.root.Release.Namespace $claim $.root.Release.Namespace) }}
 {{- end }}
 {{- end }}
 {{- $environment := .root.Values.environment.configMap -}}

@@ -39,7 +39,7 @@ dataset-pipeline.forEachStage. Output: nothing, or fails.
 {{- if .storage.outputPvcName }}{{ $previousClaim = list .storage.outputPvcName .storage.outputSubPath }}{{ end -}}
 {{- $ownClaim := list $.root.Values.storage.pvcName $.root.Values.storage.subPath -}}
 {{- if ne (toJson $previousClaim) (toJson $ownClaim) }}
-{{- fail (printf "\n%s writes to the claim %s, but %s reads from the claim %s.\nSet %s.storage.pvcName and .subPath to the claim that %s writes to, or remove its storage.outputPvcName." $.previousStage (join "/" (compact $previousClaim)) $.stage (join "/" (compact $ownClaim)) $.stage $.previousStage) }}
+{{- fail (printf "\n%s writes to the PVC %s, but %s reads from the PVC %s.\nSet %s.storage.pvcName and .subPath to the PVC that %s writes to, or remove its storage.outputPvcName." $.previousStage (join "/" (compact $previousClaim)) $.stage (join "/" (compact $ownClaim)) $.stage $.previousStage) }}
 {{- end }}
 {{- $root := .dataset.root | trimSuffix "/" -}}
 {{- $previousOutput := .dataset.outputPath | default "" | trimSuffix "/" -}}

@@ -92,7 +92,7 @@ Refuse values that contradict each other. Input: $. Output: nothing, or fails.
 {{- include "tokenmill.validateMount" (dict "key" "storage.mountPath" "mount" $storage.mountPath) -}}
 {{- include "tokenmill.validateMount" (dict "key" "storage.checkpointMountPath" "mount" $storage.checkpointMountPath) -}}
 {{- if and $storage.checkpointPvcName (eq $storage.mountPath $storage.checkpointMountPath) }}
-{{- fail (printf "\nstorage.mountPath and storage.checkpointMountPath are both %s: two claims need two mount paths.\nSet another storage.checkpointMountPath." $storage.mountPath) }}
+{{- fail (printf "\nstorage.mountPath and storage.checkpointMountPath are both %s: two PVCs need two mount paths.\nSet another storage.checkpointMountPath." $storage.mountPath) }}
 {{- end }}
 {{- end }}
 

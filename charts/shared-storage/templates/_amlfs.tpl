@@ -36,7 +36,7 @@ Check the section: the steps of each SKU, to which the driver would round up, an
       "maintenanceTimeOfDayUtc" "location" "resourceGroupName" "vnetResourceGroup" "vnetName" "subnetName" "identities" "tags")) }}
 {{- include "shared-storage.validateRequired" (dict "root" . "section" "amlfs" "keys" (list "storageCapacityTiB") "remedy" "Add --set amlfs.storageCapacityTiB=SIZE, the size of the existing file system.") }}
 {{- if contains "${pv" $amlfs.subDir }}
-{{- fail (printf "\namlfs.subDir=%q contains a variable of the claim or volume, which the driver cannot replace with amlfs.mgsIpAddress.\nSet the directory's name." $amlfs.subDir) }}
+{{- fail (printf "\namlfs.subDir=%q contains a variable of the PVC or volume, which the driver cannot replace with amlfs.mgsIpAddress.\nSet the directory's name." $amlfs.subDir) }}
 {{- end }}
 {{- else }}
 {{- include "shared-storage.validateRequired" (dict "root" . "section" "amlfs" "keys" (list "skuName" "storageCapacityTiB" "maintenanceDayOfWeek" "maintenanceTimeOfDayUtc")

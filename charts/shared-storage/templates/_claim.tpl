@@ -42,28 +42,28 @@ or fails.
 {{- $namespace := .root.Release.Namespace }}
 {{- with lookup "v1" "PersistentVolumeClaim" $namespace $name }}
 {{- if .metadata.deletionTimestamp }}
-{{- fail (printf "\nthe claim %q is still being deleted: a pod may use it (kubectl describe pvc %s -n %s).\nWait for its end: kubectl wait --for=delete pvc/%s -n %s --timeout=5m" $name $name $namespace $name $namespace) }}
+{{- fail (printf "\nthe PVC %q is still being deleted: a pod may use it (kubectl describe pvc %s -n %s).\nWait for its end: kubectl wait --for=delete pvc/%s -n %s --timeout=5m" $name $name $namespace $name $namespace) }}
 {{- end }}
 {{- if ne $.root.Release.Name (index (.metadata.annotations | default dict) "meta.helm.sh/release-name" | default "") }}
-{{- fail (printf "\nthe claim %q exists in namespace %s and does not belong to this release.\nUse it with storage.pvcName=%s in the other charts, or create another claim: --set pvc.name=NAME." $name $namespace $name) }}
+{{- fail (printf "\nthe PVC %q exists in namespace %s and does not belong to this release.\nUse it with storage.pvcName=%s in the other charts, or create another PVC: --set pvc.name=NAME." $name $namespace $name) }}
 {{- end }}
 {{- if $.provisioner }}{{ include "shared-storage.validateProvisioner" (dict "claim" . "requested" $) }}{{ end }}
 {{- with .spec }}
 {{- if and (kindIs "invalid" $.storageClassName) (has (toJson .storageClassName) (list "\"\"" (include "shared-storage.className" $.root | toJson))) }}
-{{- fail (printf "\nthe claim %q was not created with backend=%s, and cannot be changed.\nUse the values it was created with (helm get values %s -n %s), including -f values/storage/NAME.yaml, or set pvc.name to create another claim." $name $.root.Values.backend $.root.Release.Name $namespace) }}
+{{- fail (printf "\nthe PVC %q was not created with backend=%s, and cannot be changed.\nUse the values it was created with (helm get values %s -n %s), including -f values/storage/NAME.yaml, or set pvc.name to create another PVC." $name $.root.Values.backend $.root.Release.Name $namespace) }}
 {{- end }}
 {{- range $key, $pair := dict
       "pvc.accessModes" (list .accessModes $.root.Values.pvc.accessModes)
       "storageClassName" (list .storageClassName (ternary .storageClassName $.storageClassName (kindIs "invalid" $.storageClassName)))
       "volumeName" (list .volumeName ($.volumeName | default .volumeName)) }}
 {{- if ne (toJson (first $pair)) (toJson (last $pair)) }}
-{{- fail (printf "\nthe claim %q exists with %s=%s, which cannot be changed to %s.\nUse the values it was created with, or set pvc.name to create another claim." $name $key (toJson (first $pair)) (toJson (last $pair))) }}
+{{- fail (printf "\nthe PVC %q exists with %s=%s, which cannot be changed to %s.\nUse the values it was created with, or set pvc.name to create another PVC." $name $key (toJson (first $pair)) (toJson (last $pair))) }}
 {{- end }}
 {{- end }}
 {{- $existingSize := include "tokenmill.quantity" .resources.requests.storage | float64 }}
 {{- $newSize := include "tokenmill.quantity" $.size | float64 }}
 {{- if or (lt $newSize $existingSize) (and (gt $newSize $existingSize) (not $.grows)) }}
-{{- fail (printf "\nthe claim %q exists with a size of %s, and %s.\nUse the size it was created with, or set pvc.name to create another claim." $name .resources.requests.storage (ternary (printf "a claim cannot shrink to %s" $.size) (printf "this one cannot grow to %s" $.size) (lt $newSize $existingSize))) }}
+{{- fail (printf "\nthe PVC %q exists with a size of %s, and %s.\nUse the size it was created with, or set pvc.name to create another PVC." $name .resources.requests.storage (ternary (printf "a PVC cannot shrink to %s" $.size) (printf "this one cannot grow to %s" $.size) (lt $newSize $existingSize))) }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -84,13 +84,13 @@ Input: dict "claim" of the cluster, "requested": the input of shared-storage.cla
 {{- $driver = $driver | default (get $annotations .) }}
 {{- end }}
 {{- if and $driver (ne $driver $requested.provisioner) }}
-{{- fail (include "shared-storage.driverMismatch" (dict "object" (printf "the claim %q" $claim.metadata.name) "existing" $driver "requested" $requested.provisioner "root" $requested.root)) }}
+{{- fail (include "shared-storage.driverMismatch" (dict "object" (printf "the PVC %q" $claim.metadata.name) "existing" $driver "requested" $requested.provisioner "root" $requested.root)) }}
 {{- end }}
 {{- with get $annotations "tokenmill/parameters" }}
 {{- $existingParameters := fromJson . }}
 {{- range $key := concat (keys $existingParameters) (keys $requested.parameters) | uniq | sortAlpha }}
 {{- if ne (toJson (get $existingParameters $key)) (toJson (get $requested.parameters $key)) }}
-{{- fail (printf "\nthe claim %q exists with a volume of %s=%q, which cannot be changed to %q.\nUse the values it was created with, or set pvc.name to create another claim." $claim.metadata.name $key (get $existingParameters $key) (get $requested.parameters $key)) }}
+{{- fail (printf "\nthe PVC %q exists with a volume of %s=%q, which cannot be changed to %q.\nUse the values it was created with, or set pvc.name to create another PVC." $claim.metadata.name $key (get $existingParameters $key) (get $requested.parameters $key)) }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -99,7 +99,7 @@ Input: dict "claim" of the cluster, "requested": the input of shared-storage.cla
 {{/*
 Return the message for an object of another driver. Input: dict "object", "existing" and "requested" drivers, "root" $.
 Output: text.
-  {{ fail (include "shared-storage.driverMismatch" (dict "object" "The claim \"x\"" "existing" "blob.csi.azure.com" "requested" "fsx.csi.aws.com" "root" .)) }}
+  {{ fail (include "shared-storage.driverMismatch" (dict "object" "The PVC \"x\"" "existing" "blob.csi.azure.com" "requested" "fsx.csi.aws.com" "root" .)) }}
 */}}
 {{- define "shared-storage.driverMismatch" -}}
 {{- $backends := dict -}}
@@ -107,5 +107,5 @@ Output: text.
 {{- with (include (printf "shared-storage.%s.properties" $name) $.root | fromJson).driver }}{{ $_ := set $backends . $name }}{{ end }}
 {{- end -}}
 {{ printf "\n%s has the driver %s (%s), but backend=%s has %s: the driver of a volume cannot be changed." .object .existing (get $backends .existing | default "another back end" ) .root.Values.backend .requested }}
-Use the back end it was created with, or create a second claim: helm install OTHER charts/shared-storage --set pvc.name=OTHER, with these values.
+Use the back end it was created with, or create a second PVC: helm install OTHER charts/shared-storage --set pvc.name=OTHER, with these values.
 {{- end }}

@@ -54,7 +54,7 @@ Input: dict "root" $ "size" "spec" of its source, "mountOptions". Output: docume
 {{- $namespace := .root.Release.Namespace -}}
 {{- with lookup "v1" "PersistentVolumeClaim" $namespace $claim }}
 {{- if ne (.spec.volumeName | default "") $name }}
-{{- fail (printf "\nthe claim %q exists in namespace %s with another volume, and a claim cannot be changed.\nDelete it after you have checked that it holds no data (kubectl delete pvc %s -n %s), or choose another name: --set pvc.name=NAME." $claim $namespace $claim $namespace) }}
+{{- fail (printf "\nthe PVC %q exists in namespace %s with another volume, and a PVC cannot be changed.\nDelete it after you have checked that it holds no data (kubectl delete pvc %s -n %s), or choose another name: --set pvc.name=NAME." $claim $namespace $claim $namespace) }}
 {{- end }}
 {{- end }}
 {{- $volume := lookup "v1" "PersistentVolume" "" $name }}
@@ -62,7 +62,7 @@ Input: dict "root" $ "size" "spec" of its source, "mountOptions". Output: docume
 {{- fail (printf "\nthe volume %q is still being deleted.\nWait for its end: kubectl wait --for=delete pv/%s --timeout=5m" $name $name) }}
 {{- end }}
 {{- if eq ($volume.status).phase "Released" }}
-{{- fail (printf "\nthe volume %q belongs to a deleted claim, and can never be bound again.\nDelete the volume, which keeps its files: kubectl delete pv %s" $name $name) }}
+{{- fail (printf "\nthe volume %q belongs to a deleted PVC, and can never be bound again.\nDelete the volume, which keeps its files: kubectl delete pv %s" $name $name) }}
 {{- end }}
 {{- $existingSpec := $volume.spec }}
 {{- range $key, $part := ternary .spec dict (not (empty $existingSpec)) }}

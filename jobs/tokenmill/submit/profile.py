@@ -81,11 +81,11 @@ class SlurmProfile(Table, frozen=True):
 
 
 class KubernetesProfile(Table, frozen=True):
-    """The cluster, the claim and the charts of a release of Helm."""
+    """The cluster, the PVC and the charts of a release of Helm."""
 
     claim: str
     mount: str = "/data"
-    """Directory at which the pods mount the claim; the paths of the command line are below it."""
+    """Directory at which the pods mount the PVC; the paths of the command line are below it."""
     namespace: str | None = None
     context: str | None = None
     charts: str = "charts"

@@ -41,12 +41,12 @@ Values = dict[str, Any]
 
 
 class Mount(NamedTuple):
-    """The directory at which the pods mount the claim."""
+    """The directory at which the pods mount the PVC."""
 
     path: str
 
     def relative(self, path: str, parameter: str) -> str:
-        """Return a path relative to the claim.
+        """Return a path relative to the PVC.
 
         Raises:
             RequestError: the path is not below the mount.
@@ -55,7 +55,7 @@ class Mount(NamedTuple):
         if ".." in whole.parts or not whole.is_relative_to(self.path) or whole == PurePosixPath(self.path):
             raise RequestError(
                 f"{parameter} {path}: on Kubernetes a path is one in the pods; write a directory below {self.path}, at "
-                "which they mount the claim"
+                "which they mount the PVC"
             )
         return str(whole.relative_to(self.path))
 
@@ -182,14 +182,14 @@ def _set_tokenizer(values: Values, tokenizer: str, mount: Mount) -> None:
     elif tokenizer.startswith(("/", ".")) or tokenizer.count("/") > 1:
         raise RequestError(
             f"--tokenizer {tokenizer}: on Kubernetes a tokenizer is a name on the Hub, or a directory below "
-            f"{mount.path}; copy it to the claim"
+            f"{mount.path}; copy it to the PVC"
         )
     else:
         _set(values, "tokenizer.name", tokenizer)
 
 
 def _read_template(template: str, mount: Mount) -> str:
-    """Return a chat template as its value: a name, a file on the claim, or the text of a file of this machine."""
+    """Return a chat template as its value: a name, a file on the PVC, or the text of a file of this machine."""
     if not template.endswith(".jinja"):
         return template
     if PurePosixPath(template).is_relative_to(mount.path):
