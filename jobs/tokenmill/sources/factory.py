@@ -34,6 +34,6 @@ def open_source(
             raise
         name = uri.partition("://")[0].lower()
         raise RequestError(
-            f"{name}:// requires a package that is not installed; run: pip install 'tokenmill[{scheme.extra}]'"
+            f"{name}:// requires a package that is not installed; run pip install '.[{scheme.extra}]' in the clone of tokenmill"
         ) from error
     return source
