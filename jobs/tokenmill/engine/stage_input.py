@@ -99,7 +99,8 @@ class StageInput:
         Raises:
             RequestError: all files are damaged.
         """
-        for note in self.notes:
+        reporter.detail(self.notes[0])  # the line about the start of the stage names the directory
+        for note in self.notes[1:]:
             reporter.log(note)
         files = self.files[worker::workers]
         damaged = self._find_damaged(files)

@@ -99,7 +99,7 @@ def run_worker(stage: Stage, request: Request, run: StageRun, metrics: StageMetr
                 record.tree.unlink(record.receipt_path(unit.id))
         if todo:
             record.tree.unlink(record.manifest_path)
-        _log_start(reporter, plan, run, share, done)
+        _log_start(reporter, plan, run, share, done, _describe_place(stage, plan, prepared.input_root))
         if stage.fetches and todo:
             _announce_large_fetch(reporter, plan, sum(unit.weight for unit in todo), stage.output)
         _run_units(prepared, plan, share, todo, run, metrics, warm)
@@ -143,15 +143,21 @@ def _make_interruptible(make: Callable[[], Plan], *, plan_of: str, reporter: Rep
     return make_interruptibly
 
 
-def _log_start(reporter: Reporter, plan: Plan, run: StageRun, share: list[Unit], done: set[str]) -> None:
+def _describe_place(stage: Stage, plan: Plan, input_root: Path) -> str:
+    """Return the address or the directory of the input."""
+    source = plan.request.get("source") if stage.fetches else None
+    if isinstance(source, dict):  # a stream, with its selection
+        source = source.get("source")
+    return source if isinstance(source, str) else str(input_root)
+
+
+def _log_start(reporter: Reporter, plan: Plan, run: StageRun, share: list[Unit], done: set[str], place: str) -> None:
     worker = f" (worker {run.worker} of {run.workers})" if run.workers > 1 else ""
     todo = [unit for unit in share if unit.id not in done]
-    size, finished = (
-        format_bytes(sum(unit.weight for unit in todo)),
-        f"; {len(done):,} already finished" if done else "",
-    )
+    size = format_bytes(sum(unit.weight for unit in todo))
+    finished = f"; {len(done):,} already finished" if done else ""
     units = "1 unit" if len(todo) == 1 else f"{len(todo):,} units"
-    text = f"{plan.command}{worker}: {units} to run, {size}{finished}"
+    text = f"{plan.command}{worker}: {units} to run, {size} of {place}{finished}"
     reporter.write(text, StartEvent(text, plan.stage, plan.id, len(share), len(done)))
 
 

@@ -34,6 +34,7 @@ def open_source(
             raise
         name = uri.partition("://")[0].lower()
         raise RequestError(
-            f"{name}:// requires a package that is not installed; run pip install '.[{scheme.extra}]' in the clone of tokenmill"
+            f"{name}:// requires a package that is not installed; run pip install '.[{scheme.extra}]' in the clone of "
+            "tokenmill"
         ) from error
     return source
