@@ -16,7 +16,12 @@ def sample(
     processes: o.Processes = None,
     json: o.Json = False,
 ) -> None:
-    """Try the pipeline: run text that ships with Python, as a directory of files, through all stages."""
+    """Try all stages on text that ships with Python.
+
+    Examples:
+        tokenmill sample
+        tokenmill sample /data/try --processes 2
+    """
     from tokenmill.cli.stage_result import end_printer, open_stage_run, report_pipeline
     from tokenmill.pipelines.pipeline import Pipeline
     from tokenmill.pipelines.sample.harvest import NAME, harvest
