@@ -42,10 +42,9 @@ def adopt(
     endpoint: o.Endpoint = None,
     processes: o.Processes = None,
 ) -> None:
-    """Record pairs of another tool as if made here.
+    """Record another tool's pairs as output of preprocess.
 
-    Pairs of Megatron-LM, NeMo or another tool are verified, hashed, and recorded as an
-    output of preprocess.
+    It verifies and hashes the pairs, which Megatron-LM, NeMo or another tool made.
 
     Examples:
         tokenmill adopt corpus_text_document --tokenizer Qwen/Qwen3-8B

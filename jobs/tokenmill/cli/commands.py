@@ -23,7 +23,7 @@ GROUPS = {
         "concatenate": "Join JSONL files into a few of equal size (optional).",
         "transform": "Change each record with a function; write shards.",
         "preprocess": "Tokenize text into .bin/.idx, as Megatron-LM does.",
-        "adopt": "Record pairs of another tool as if made here.",
+        "adopt": "Record another tool's pairs as output of preprocess.",
         "verify": "Check outputs, and compare them with their hashes.",
     },
     "Chat": {

@@ -72,7 +72,7 @@ def fit(
 ) -> None:
     """List the layouts of a model that fit the GPUs.
 
-    The best is first, each with memory, bubble, batch and checkpoint.
+    The best layout is first. Each has its memory, bubble, batch and checkpoint.
 
     Examples:
         tokenmill fit --model llama3-8b --gpus 64 --gpu-memory 80

@@ -82,7 +82,7 @@ def report(
 ) -> None:
     """Describe a dataset or a training run.
 
-    A dataset: size, sources, lengths, scripts, ids, duplicates and stages.
+    The report of a dataset has its size, sources, lengths, scripts, ids, duplicates and stages.
 
     Examples:
         tokenmill report out
