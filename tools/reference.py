@@ -1,24 +1,26 @@
 """Generate docs/commands.md, the tables of values/README.md and the models of docs/convert.md: `make charts`.
 
-The sources are each command's --help, the values files and their comments, and the registry of model families.
+The sources are the commands, the values files and their comments, and the registry of model families.
 
     python tools/reference.py            write the files
     python tools/reference.py --check    exit with 1 and name the stale files
 """
 
-import contextlib
-import io
 import re
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
+import typer
 import yaml
 from fresh import write_or_check
 
 from tokenmill.checkpoints.families import FAMILIES
 from tokenmill.cli import app, commands
+from tokenmill.cli.help_text import ARGUMENTS, OTHER, list_panels, split_help
+from tokenmill.engine.options import Panel
 
 ROOT = Path(__file__).parents[1]
 VALUES = ROOT / "values"
@@ -29,13 +31,27 @@ MARKER = "<!-- `make charts` generates the tables below from the files. -->\n"
 MODELS_MARKER = "<!-- `make charts` generates this table from jobs/tokenmill/checkpoints/families. -->\n"
 INTRODUCTION = """# Commands
 
-`make charts` generates this page from each command's `--help`. [README.md](../README.md) explains the purpose and the
-order of the commands, and [resume.md](resume.md#exit-codes) their exit codes.
+`make charts` generates this page from the commands. [README.md](../README.md) explains their purpose and their order,
+and [resume.md](resume.md#exit-codes) their exit codes. `tokenmill help COMMAND` prints the usual options of a command,
+and `tokenmill COMMAND --help` all options.
 
 """
-HELP_COLUMNS = 1000
-"""Width of the help text: Click breaks longer lines, at hyphens too."""
-HEADINGS = {"Arguments:", "Options:", "Commands:"}
+SHARED = """## Shared options
+
+Options that several commands have, in their panels.
+
+"""
+ANCHOR = "options-"
+"""The start of the anchor of a shared panel."""
+
+
+class Row(NamedTuple):
+    """An option: its panel, its flag, and its entry in the help."""
+
+    panel: str
+    flag: str
+    name: str
+    text: str
 
 
 def cell(text: str) -> str:
@@ -48,67 +64,76 @@ def code(text: str) -> str:
     return f"`{text.replace('|', chr(92) + '|')}`"
 
 
-def read_help(*names: str) -> str:
-    """Return the help text of a command, which its names specify."""
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
-        app([*names, "--help"], prog_name="tokenmill", terminal_width=HELP_COLUMNS)
-    return output.getvalue()
+def list_commands() -> Iterator[tuple[Any, int]]:
+    """Yield the context of each command and subcommand, in the order of the help, and its depth."""
+    root: Any = typer.Context(cast("Any", typer.main.get_command(app)), info_name="tokenmill")
+    for name in commands.COMMANDS:
+        context = typer.Context(root.command.get_command(root, name), info_name=name, parent=root)
+        yield context, 1
+        for below, command in getattr(context.command, "commands", {}).items():
+            yield typer.Context(command, info_name=below, parent=context), 2
+        for below, command in getattr(context.command, "parsers", {}).items():
+            yield typer.Context(command, info_name=f"{name} {below}", parent=root), 2
 
 
-def parse_entries(lines: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield the names and texts of a section of the help; a text continues in lines with a deeper indent."""
-    name, text = "", ""
-    for line in lines:
-        entry = re.match(r"  (\S.*?)(?:  +(\S.*))?$", line)
-        if entry:
-            if name:
-                yield name, text
-            name, text = entry[1], entry[2] or ""
-        else:
-            text = f"{text} {line.strip()}".strip()
-    if name:
-        yield name, text
-
-
-def split_sections(help_text: str) -> dict[str, list[str]]:
-    """Split a command's help at its headings; the description has the key ""."""
-    sections: dict[str, list[str]] = {"": []}
-    heading = ""
-    for line in help_text.splitlines()[1:]:
-        if line in HEADINGS:
-            heading = line
-            sections[heading] = []
-        elif line.strip():
-            sections[heading].append(line)
-    return sections
-
-
-def command_reference(*names: str, level: int = 2) -> Iterator[str]:
-    """Yield the reference of a command and of its subcommands."""
-    help_text = read_help(*names)
-    parts = split_sections(help_text)
-    subcommands = [name for name, _ in parse_entries(parts.get("Commands:", []))]
-    usage = help_text.splitlines()[0].removeprefix("Usage: ")
-    yield f"{'#' * level} {' '.join(names)}\n\n    {usage}\n\n{' '.join(line.strip() for line in parts[''])}\n"
-    rows = [
-        f"| {code(name)} | {cell(text)} |"
-        for part in ("Arguments:", "Options:")
-        for name, text in parse_entries(parts.get(part, []))
-        if name != "-h, --help"
+def list_rows(context: Any) -> list[Row]:
+    """Return the options of a command, in the order of its help, without --help."""
+    return [
+        Row(panel, parameter.opts[0], *parameter.get_help_record(context))
+        for panel, parameters in list_panels(context).items()
+        for parameter in parameters
+        if panel not in (ARGUMENTS, OTHER)
     ]
-    if rows:
-        yield "\n".join(["| | |", "|---|---|", *rows]) + "\n"
-    for name in subcommands:
-        yield from command_reference(*names, name, level=level + 1)
+
+
+def find_shared(contexts: list[Any]) -> set[Row]:
+    """Return the options that several commands share: of the texts of a flag in a panel, the most frequent one."""
+    shared = {}
+    for row, count in reversed(Counter(row for context in contexts for row in list_rows(context)).most_common()):
+        if count > 1:
+            shared[row.panel, row.flag] = row
+    return set(shared.values())
+
+
+def make_table(entries: Iterable[tuple[str, str]]) -> str:
+    """Return a table of names and texts, or an empty text without entries."""
+    rows = [f"| {code(name)} | {cell(text)} |" for name, text in entries]
+    return "\n".join(["| | |", "|---|---|", *rows]) + "\n\n" if rows else ""
+
+
+def command_reference(context: Any, depth: int, shared: set[Row]) -> str:
+    """Return the reference of a command; options that other commands have too are links."""
+    text, rows = split_help(context.command.help), list_rows(context)
+    usage = context.command.get_usage(context).removeprefix("Usage: ")
+    arguments = [item.get_help_record(context) for item in list_panels(context).get(ARGUMENTS, ())]
+    examples = "\n".join(text.examples)
+    title = context.command_path.removeprefix("tokenmill ")
+    about = " ".join(f"{text.summary} {text.details}".split())
+    parts = [f"{'#' * (depth + 1)} {title}\n\n    {' '.join(usage.split())}\n\n{about}\n\n```sh\n{examples}\n```\n\n"]
+    parts += make_table([*arguments, *((row.name, row.text) for row in rows if row not in shared)])
+    links: dict[str, list[str]] = {}
+    for row in rows:
+        if row in shared:
+            links.setdefault(row.panel, []).append(f"`{row.flag}`")
+    lines = [f"- [{panel}](#{ANCHOR}{panel.lower().replace(' ', '-')}): {', '.join(links[panel])}\n" for panel in links]
+    return "".join([*parts, *lines, "\n" if lines else ""])
 
 
 def command_page() -> str:
     """Return the content of docs/commands.md."""
-    commands.register(app)
-    names = [name for name, _ in parse_entries(split_sections(read_help())["Commands:"])]
-    links = ", ".join(f"[{name}](#{name})" for name in names)
-    return INTRODUCTION + f"{links}.\n\n" + "\n".join(part for name in names for part in command_reference(name))
+    listed = list(list_commands())
+    shared = find_shared([context for context, _ in listed])
+    order = {row: None for context, _ in listed for row in list_rows(context) if row in shared}
+    parts = [INTRODUCTION]
+    for group, names in commands.GROUPS.items():
+        parts.append(f"- {group}: {', '.join(f'[{name}](#{name})' for name in names)}\n")
+    parts.append("\n")
+    parts += [command_reference(context, depth, shared) for context, depth in listed]
+    parts.append(SHARED)
+    for panel in Panel:
+        rows = [(row.name, row.text) for row in order if row.panel == panel]
+        parts.append(f"### Options: {panel}\n\n{make_table(rows)}" if rows else "")
+    return "".join(parts).rstrip() + "\n"
 
 
 def format_settings(values: Any, key: str = "") -> Iterator[str]:

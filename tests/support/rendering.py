@@ -146,8 +146,10 @@ def arguments(document: dict[str, Any]) -> list[str]:
 @cache
 def command_line() -> Any:
     """Return the real parser."""
-    commands.register(app)
-    return typer.main.get_command(app)
+    command: Any = typer.main.get_command(app)
+    for name in commands.COMMANDS:
+        command.get_command(None, name)
+    return command
 
 
 def parse(argv: list[str]) -> dict[str, Any]:

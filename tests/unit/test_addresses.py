@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from support.commandline import run_in_process, tokenmill
 from support.corpus import TOKENIZER
+from support.rendering import command_line
 from tokenmill import data, data_prep
-from tokenmill.cli import commands
 from tokenmill.core.files.user_path import local_path
 from tokenmill.errors import RequestError
 from tokenmill.samples.identity import DataIdentity
@@ -25,9 +24,7 @@ SOURCES = {"run": 1, "sft": 1, "download": 1, "transform": 1, "preprocess": 1, "
 
 def parameters() -> Iterator[tuple[str, ...]]:
     """Yield the command line up to each parameter that is a path: all arguments but sources, and options of paths."""
-    app = typer.Typer()
-    commands.register(app)
-    pending: list[tuple[str, Any]] = [("", typer.main.get_command(app))]
+    pending: list[tuple[str, Any]] = [("", command_line())]
     while pending:
         name, command = pending.pop()
         below = getattr(command, "commands", None) or getattr(command, "parsers", {})

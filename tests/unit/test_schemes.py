@@ -69,7 +69,10 @@ def test_messages_name_packages_and_credentials_of_an_entry(tmp_path: Path) -> N
         ["download", "page://me:s3cret@box", str(tmp_path / "d")],
     )
     assert (missing.code, password.code, port.code, hosted.code) == (2, 2, 2, 0), hosted.err
-    assert "lost:// requires a package that is not installed; run pip install '.[lost]' in the clone of tokenmill" in missing.err
+    assert (
+        "lost:// requires a package that is not installed; run pip install '.[lost]' in the clone of tokenmill"
+        in missing.err
+    )
     assert "the address of 'toy://box' contains a password; remove the password: a toy needs none" in password.err
     assert "cannot find the host and port in 'page://box'" in port.err
     assert not any("s3cret" in result.out + result.err for result in (password, port, hosted))

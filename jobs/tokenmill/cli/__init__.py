@@ -14,16 +14,26 @@ from typing import NoReturn
 import typer
 
 from tokenmill import __version__
+from tokenmill.cli.commands import AllCommands
 from tokenmill.core import redaction
 from tokenmill.core.json_lines import ErrorEvent, format_json
 from tokenmill.core.printing import printable_message
 from tokenmill.errors import TokenmillError
 
+HELP = """Turn text into training data for Megatron-LM, exact and restartable.
+
+tokenmill help COMMAND shows the usual options of a command on one screen, and tokenmill COMMAND --help all options.
+
+Examples:
+    tokenmill run hf://datasets/ORG/NAME out --tokenizer Qwen/Qwen3-8B
+    tokenmill help preprocess
+"""
 app = typer.Typer(
     name="tokenmill",
-    help="Turn a text corpus into Megatron-LM training data: exact, restartable, without losing a record.",
+    cls=AllCommands,
+    help=HELP,
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -47,9 +57,6 @@ def _root(
 
 def main() -> None:
     """Run the command line; exit 0 when done, 2 for an invalid request or input, 143 when stopped, else to retry."""
-    from tokenmill.cli import commands
-
-    commands.register(app, sys.argv[1] if len(sys.argv) > 1 else "")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's library would start a spinning thread for each CPU
     for stream in (sys.stdout, sys.stderr):  # the locale may be unable to show the text of a document or a file name
         if isinstance(stream, io.TextIOWrapper):

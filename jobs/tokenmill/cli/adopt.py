@@ -7,7 +7,7 @@ import typer
 
 from tokenmill.cli import options as o
 from tokenmill.cli.groups import spread
-from tokenmill.engine.options import RunOptions, WorkerOptions
+from tokenmill.engine.options import Panel, RunOptions, WorkerOptions
 from tokenmill.tokenize.options import TokenizerOptions
 
 
@@ -25,20 +25,31 @@ def adopt(
     run: RunOptions,
     output: Annotated[
         Path | None,
-        typer.Option("--output", help="Directory to copy the pairs to. Default: write the records next to the pairs."),
+        typer.Option(
+            "--output",
+            rich_help_panel=Panel.OUTPUT,
+            help="Directory to copy the pairs to. Default: write the records next to the pairs.",
+        ),
     ] = None,
     append_eod: Annotated[
         bool | None,
         typer.Option(
             "--append-eod/--no-append-eod",
-            help="Refuse a pair with a document that does not end with EOD, or accept every ending. Default: decide by "
-            "the endings of some documents.",
+            rich_help_panel=Panel.TOKENS,
+            help="Refuse pairs with a document without EOD, or accept all. Default: as some documents end.",
         ),
     ] = None,
     endpoint: o.Endpoint = None,
     processes: o.Processes = None,
 ) -> None:
-    """Verify and hash pairs that Megatron-LM, NeMo or another tool made, and record them as an output of preprocess."""
+    """Record another tool's pairs as output of preprocess.
+
+    It verifies and hashes the pairs, which Megatron-LM, NeMo or another tool made.
+
+    Examples:
+        tokenmill adopt corpus_text_document --tokenizer Qwen/Qwen3-8B
+        tokenmill adopt pairs --output out --tokenizer Qwen/Qwen3-8B
+    """
     from tokenmill.cli.stage_result import run_and_report
     from tokenmill.core.files.explain import explain_os_errors
     from tokenmill.stages.adopt import Adopt, find_pairs

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tokenmill.cli import options as o
+from tokenmill.cli.groups import spread
 from tokenmill.core.printing import PrintedTable, align, format_share, printable
+from tokenmill.engine.options import Option, Panel
 
 if TYPE_CHECKING:
     from tokenmill.datasets.split import DatasetLabels
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 PART = "PART[=WEIGHT]"
 
 
+@spread
 def blend(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
     parts: Annotated[
@@ -25,33 +27,74 @@ def blend(
     ],
     by: Annotated[
         str,
-        typer.Option(
-            "--by", help="Weight of a part without WEIGHT: tokens, documents or bytes; given: require WEIGHT."
+        Option(
+            "Weight of a part without WEIGHT; given requires WEIGHT.",
+            choices=("tokens", "documents", "bytes", "given"),
+            panel=Panel.INPUT,
+            usual=True,
         ),
     ] = "tokens",
     split: Annotated[
         str | None,
         typer.Option(
-            "--split", metavar="A,B,C", help="Shares of train, validation and test in every part. Default: 990,9,1."
+            "--split",
+            rich_help_panel=Panel.INPUT,
+            metavar="A,B,C",
+            help="Shares of train, validation and test in every part. Default: 990,9,1.",
         ),
     ] = None,
     validation: Annotated[
-        list[str], typer.Option("--validation", metavar=PART, help="Validate on this part instead; repeatable.")
+        list[str],
+        typer.Option(
+            "--validation",
+            rich_help_panel=Panel.INPUT,
+            metavar=PART,
+            help="Validate on this part instead; repeatable.",
+        ),
     ] = [],  # noqa: B006 - typer copies it
     test: Annotated[
-        list[str], typer.Option("--test", metavar=PART, help="Test on this part instead; repeatable.")
+        list[str],
+        typer.Option(
+            "--test", rich_help_panel=Panel.INPUT, metavar=PART, help="Test on this part instead; repeatable."
+        ),
     ] = [],  # noqa: B006
-    key: Annotated[str | None, typer.Option("--key", help="The key to use from datasets with several keys.")] = None,
-    tokens: Annotated[
-        float | None, typer.Option("--tokens", min=1, help="Tokens to train on, to compute the epochs (300e9).")
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key",
+            rich_help_panel=Panel.INPUT,
+            metavar="KEY",
+            help="The key to use from datasets with several keys.",
+        ),
     ] = None,
-    values: Annotated[bool, typer.Option("--values", help="Write values for the training chart instead.")] = False,
+    tokens: Annotated[
+        float | None,
+        typer.Option(
+            "--tokens",
+            rich_help_panel=Panel.OUTPUT,
+            min=1,
+            help="Tokens to train on, to compute the epochs (300e9).",
+        ),
+    ] = None,
+    values: Annotated[
+        bool,
+        typer.Option("--values", rich_help_panel=Panel.OUTPUT, help="Write values for the training chart instead."),
+    ] = False,
     root: Annotated[
         Path,
-        typer.Option("--root", help="Mount point of the volume: the parts, and the paths in the values, are below it."),
+        typer.Option(
+            "--root",
+            rich_help_panel=Panel.INPUT,
+            help="Mount point of the volume: the parts, and the paths in the values, are below it.",
+        ),
     ] = Path(),
 ) -> None:
-    """Weight datasets against each other and write Megatron-LM's blend file (with --values, values for the chart)."""
+    """Write Megatron-LM's blend file from weighted datasets.
+
+    Examples:
+        tokenmill blend blend.txt web=0.7 code=0.3
+        tokenmill blend values.yaml web code --by tokens --values --root /data
+    """
     from tokenmill.core.files.explain import explain_os_errors
     from tokenmill.core.files.publish import write_atomic
     from tokenmill.errors import RequestError
@@ -59,7 +102,6 @@ def blend(
     from tokenmill.train.data.blend import collect_datasets
     from tokenmill.train.data.flags import render_blend
 
-    o.check_choice("--by", by, "tokens", "documents", "bytes", "given")
     if out.suffix in (".bin", ".idx") or (out.exists() and not out.is_file()):
         raise RequestError(f"cannot write to {out}: specify a regular file first, then the datasets")
     held_out = bool(validation or test)

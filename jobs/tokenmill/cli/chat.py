@@ -21,7 +21,12 @@ def chat(
     scratch: o.ScratchDirectory = None,
     processes: o.Processes = None,
 ) -> None:
-    """Render conversations with a chat template, and write their token ids and the mask of the trained ones."""
+    """Render conversations to token ids and loss masks.
+
+    Examples:
+        tokenmill chat hf://datasets/ORG/NAME out --tokenizer Qwen/Qwen3-8B
+        tokenmill chat chats.jsonl out --tokenizer Qwen/Qwen3-8B --max-length 4096
+    """
     from tokenmill.cli.sources import resolve_source
     from tokenmill.cli.stage_result import run_and_report
     from tokenmill.stages.chat.stage import Chat

@@ -26,7 +26,14 @@ def check_data(
     options: CheckOptions,
     json: o.Json = False,
 ) -> None:
-    """Check files, vocabulary and tokens of a run's data, and compare the samples that each framework reads."""
+    """Check a run's data, and what each framework reads.
+
+    It checks files, vocabulary and tokens, and compares the samples of the frameworks.
+
+    Examples:
+        tokenmill check-data out/preprocessed --seq-length 4096
+        tokenmill check-data blend.txt --seq-length 4096 --framework all
+    """
     from tokenmill.loaders.check.frameworks import choose_frameworks
     from tokenmill.loaders.check.report import make_event, render_text
     from tokenmill.loaders.check.request import CheckRequest

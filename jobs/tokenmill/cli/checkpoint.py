@@ -11,13 +11,24 @@ import typer
 
 from tokenmill.checkpoints.families import FAMILIES
 from tokenmill.cli import options as o
-from tokenmill.cli.commands import Command, address
+from tokenmill.cli.commands import Command, CommandGroup, address
 from tokenmill.core.json_lines import JsonEvent, print_json
+from tokenmill.engine.options import Panel
 
+HELP = """List, verify, repair, import and export checkpoints.
+
+Models are imported from Hugging Face, and exported to it.
+
+Examples:
+    tokenmill checkpoint list checkpoints
+    tokenmill checkpoint import hf://Qwen/Qwen3-8B model
+"""
 checkpoint = typer.Typer(
+    cls=CommandGroup,
     no_args_is_help=True,
+    add_completion=False,
     rich_markup_mode=None,
-    help="List, verify and repair the checkpoints of a run; convert models from and to Hugging Face.",
+    help=HELP,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -93,7 +104,14 @@ def _check_directory(path: Path) -> None:
 
 @checkpoint.command("list", cls=Command)
 def list_(path: Checkpoints, json: o.Json = False) -> None:
-    """List the checkpoints, oldest first: iteration, size, age and state; * marks the one that the tracker names."""
+    """List the checkpoints of a run, oldest first.
+
+    Each line has iteration, size, age and state; * marks the one that the tracker names.
+
+    Examples:
+        tokenmill checkpoint list checkpoints
+        tokenmill checkpoint list checkpoints --json
+    """
     from tokenmill.checkpoints.repair import (
         TRACKER,
         ForeignTracker,
@@ -146,10 +164,20 @@ def list_(path: Checkpoints, json: o.Json = False) -> None:
 @checkpoint.command(cls=Command)
 def verify(
     path: Checkpoints,
-    quick: Annotated[bool, typer.Option("--quick", help="Check only structure and sizes, not hashes.")] = False,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", rich_help_panel=Panel.CHECKPOINTS, help="Check only structure and sizes, not hashes."),
+    ] = False,
     json: o.Json = False,
 ) -> None:
-    """Verify the checkpoint to resume from, with the hashes of --verify-integrity if it has any; exit 2 if damaged."""
+    """Verify the checkpoint from which the run resumes.
+
+    It compares the hashes of --verify-integrity, if there are any, and exits with 2 if the checkpoint is damaged.
+
+    Examples:
+        tokenmill checkpoint verify checkpoints
+        tokenmill checkpoint verify checkpoints --quick
+    """
     from tokenmill.checkpoints.repair import TRACKER, examine_tracked
     from tokenmill.errors import InputError
 
@@ -182,19 +210,26 @@ def verify(
 @checkpoint.command(cls=Command)
 def repair(
     path: Checkpoints,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the changes without making them.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", rich_help_panel=Panel.OUTPUT, help="Print the changes without making them.")
+    ] = False,
     start_over: Annotated[
         bool,
         typer.Option(
             "--start-over",
-            help="If no checkpoint is complete, move all of them aside, so that the next run starts from iteration 0.",
+            rich_help_panel=Panel.CHECKPOINTS,
+            help="If no checkpoint is complete, move all aside: the next run starts from iteration 0.",
         ),
     ] = False,
     json: o.Json = False,
 ) -> None:
-    """Set the tracker to the newest complete checkpoint and move newer directories aside, as a run does at its start.
+    """Set the tracker to the newest complete checkpoint.
 
-    No run may be using the directory.
+    It moves newer directories aside, as a run does at its start. No run may be using the directory.
+
+    Examples:
+        tokenmill checkpoint repair checkpoints --dry-run
+        tokenmill checkpoint repair checkpoints
     """
     from tokenmill.checkpoints.repair import repair_checkpoints
     from tokenmill.engine.progress import Reporter
@@ -217,21 +252,29 @@ def import_(
         typer.Argument(
             metavar="SOURCE",
             parser=address,
-            help="A model: hf://ORG/MODEL, or a directory with safetensors. "
-            f"Supported model types: {', '.join(FAMILIES)}.",
+            help=f"hf://ORG/MODEL, or a directory with safetensors; model types: {', '.join(FAMILIES)}.",
         ),
     ],
     directory: Annotated[Path, typer.Argument(metavar="PATH", help="Directory for the checkpoint.")],
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the model on the Hub.")] = None,
+    revision: Annotated[
+        str | None, typer.Option(rich_help_panel=Panel.HUB, help="Branch, tag or commit of the model on the Hub.")
+    ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="An output of preprocess, whose tokenizer must be that of the model.")
+        Path | None,
+        typer.Option(
+            rich_help_panel=Panel.INPUT, help="An output of preprocess, whose tokenizer must be that of the model."
+        ),
     ] = None,
     endpoint: o.Endpoint = None,
     json: o.Json = False,
 ) -> None:
-    """Convert a model of Hugging Face to a checkpoint of Megatron-LM, with which a run can start (checkpoint.loadPath).
+    """Convert a model of Hugging Face to a checkpoint.
 
-    An interrupted import continues.
+    A run of Megatron-LM can start with it (checkpoint.loadPath). An interrupted import continues.
+
+    Examples:
+        tokenmill checkpoint import hf://Qwen/Qwen3-8B model
+        tokenmill checkpoint import downloaded model --data out/preprocessed
     """
     from tokenmill.checkpoints.convert import importer
     from tokenmill.cli.model_source import open_model, parse_model_source
@@ -268,17 +311,30 @@ def export(
     path: Checkpoints,
     output: Annotated[Path, typer.Argument(metavar="OUT", help="Directory for the model.")],
     iteration: Annotated[
-        int | None, typer.Option(min=1, help="Checkpoint to export. Default: the one that the tracker names.")
+        int | None,
+        typer.Option(
+            rich_help_panel=Panel.CHECKPOINTS,
+            min=1,
+            help="Checkpoint to export. Default: the one that the tracker names.",
+        ),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="For checkpoints without a record: a preset, or a file of values such as model.yaml."),
+        typer.Option(
+            rich_help_panel=Panel.CHECKPOINTS,
+            help="For checkpoints without a record: a preset, or a file of values such as model.yaml.",
+        ),
     ] = None,
     json: o.Json = False,
 ) -> None:
-    """Convert a checkpoint of Megatron-LM to a model that transformers loads, with tokenizer and model card.
+    """Convert a checkpoint to a model for transformers.
 
-    The number of GPUs and the parallelism of the run do not matter. An interrupted export continues.
+    The model has tokenizer and model card. The number of GPUs and the parallelism of the run do not matter. An
+    interrupted export continues.
+
+    Examples:
+        tokenmill checkpoint export checkpoints model
+        tokenmill checkpoint export checkpoints model --iteration 1000
     """
     from tokenmill.checkpoints.convert.exporter import export_model, plan_export
     from tokenmill.checkpoints.convert.importer import read_model_values

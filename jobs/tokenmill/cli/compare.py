@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli import options as o
+from tokenmill.engine.options import Panel
 
 
 def compare(
@@ -14,23 +15,39 @@ def compare(
         list[str],
         typer.Argument(
             metavar="RUN...",
-            help="Directory of a run, or one of its files: Megatron-LM's log, TensorBoard events, trainer_state.json, "
-            "CSV or JSONL. NAME=PATH sets a name. The first run is the baseline.",
+            help="Directory of a run, or its log, TensorBoard events, trainer_state.json, CSV or JSONL; NAME=PATH sets "
+            "a name. The first run is the baseline.",
         ),
     ],
     html: Annotated[
         Path | None,
-        typer.Option("--html", metavar="FILE", help="Also write one HTML file with plots, which needs no network."),
+        typer.Option(
+            "--html",
+            rich_help_panel=Panel.OUTPUT,
+            metavar="FILE",
+            help="Also write one HTML file with plots, which needs no network.",
+        ),
     ] = None,
     seq_length: Annotated[
         int | None,
         typer.Option(
-            "--seq-length", min=1, max=1 << 40, help="Tokens of a sample, for runs whose files do not contain it."
+            "--seq-length",
+            rich_help_panel=Panel.INPUT,
+            min=1,
+            max=1 << 40,
+            help="Tokens of a sample, for runs whose files do not contain it.",
         ),
     ] = None,
     json: o.Json = False,
 ) -> None:
-    """Compare training runs: data and order first, then loss over tokens, throughput, stalls and settings."""
+    """Compare training runs, data and order first.
+
+    It also compares loss over tokens, throughput, stalls and settings.
+
+    Examples:
+        tokenmill compare checkpoints/a checkpoints/b
+        tokenmill compare old=logs/a new=logs/b --html compare.html
+    """
     import msgspec
 
     from tokenmill.core.json_lines import make_portable, print_json

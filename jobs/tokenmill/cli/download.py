@@ -8,7 +8,7 @@ import typer
 from tokenmill.cli.commands import address
 from tokenmill.cli.groups import spread
 from tokenmill.cli.submittable import SubmittableCommand
-from tokenmill.engine.options import FileOptions, Option, RunOptions, WorkerOptions
+from tokenmill.engine.options import FileOptions, Option, Panel, RunOptions, WorkerOptions
 from tokenmill.sources.options import SourceOptions
 from tokenmill.sources.schemes import format_addresses
 
@@ -24,13 +24,22 @@ def download(
     layout: Annotated[
         str,
         Option(
-            "flat: all files in OUTPUT; tree: the directories of the source.",
+            "Write all files into OUTPUT, or the directories of the source.",
             choices=("flat", "tree"),
             chart="dataset.layout",
+            panel=Panel.OUTPUT,
+            usual=True,
         ),
     ] = "flat",
 ) -> None:
-    """Fetch a corpus from the Hub, a bucket, the web or a disk, and check the hash of every file."""
+    """Fetch a corpus, and check the hash of every file.
+
+    The corpus is on the Hub, in a bucket, on a web server or on a disk.
+
+    Examples:
+        tokenmill download hf://datasets/ORG/NAME out
+        tokenmill download s3://bucket/corpus out --include '*.parquet'
+    """
     from tokenmill.cli.stage_result import run_and_report
     from tokenmill.sources.uri import normalize_source
     from tokenmill.stages.download import Download

@@ -19,7 +19,14 @@ def extract(
     from_stage: o.From = None,
     processes: o.Processes = None,
 ) -> None:
-    """Decompress .zst, .gz, .bz2 and .xz files to .jsonl. Optional: preprocess reads compressed files itself."""
+    """Decompress files to JSONL (optional).
+
+    It reads .zst, .gz, .bz2 and .xz. preprocess reads compressed files itself.
+
+    Examples:
+        tokenmill extract out
+        tokenmill extract corpus text --include '*.jsonl.zst'
+    """
     from tokenmill.cli.stage_result import run_and_report
     from tokenmill.stages.extract import Extract
     from tokenmill.stages.registry import EXTRACT, default_output

@@ -9,6 +9,7 @@ import typer
 from tokenmill.cli import options as o
 from tokenmill.cli.groups import spread
 from tokenmill.core.json_lines import print_json
+from tokenmill.engine.options import Panel
 from tokenmill.errors import RequestError
 from tokenmill.fit.options import CheckpointOptions, EstimateOptions, LayoutConstraints, MachineOptions
 from tokenmill.models.defaults import MAX_COUNT
@@ -20,29 +21,63 @@ def fit(
     constraints: LayoutConstraints,
     estimate: EstimateOptions,
     checkpoints: CheckpointOptions,
-    model: Annotated[str | None, typer.Option("--model", help="A preset, such as 175b, or custom.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", rich_help_panel=Panel.MODEL, help="A preset, such as 175b, or custom."),
+    ] = None,
     seq_length: Annotated[
-        int | None, typer.Option("--seq-length", min=1, max=MAX_COUNT, help="Tokens of a sequence.")
+        int | None,
+        typer.Option("--seq-length", rich_help_panel=Panel.MODEL, min=1, max=MAX_COUNT, help="Tokens of a sequence."),
     ] = None,
     assignments: Annotated[
         list[str],
-        typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the model, such as numLayers=48."),
+        typer.Option(
+            "--set",
+            rich_help_panel=Panel.MODEL,
+            metavar="FIELD=VALUE",
+            help="Change a field of the model, such as numLayers=48.",
+        ),
     ] = [],  # noqa: B006
     custom: Annotated[
-        Path | None, typer.Option("--custom", metavar="FILE", help="YAML file with the fields of a custom model.")
+        Path | None,
+        typer.Option(
+            "--custom",
+            rich_help_panel=Panel.MODEL,
+            metavar="FILE",
+            help="YAML file with the fields of a custom model.",
+        ),
     ] = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="Number of layouts to print.")] = 10,
+    top: Annotated[
+        int, typer.Option("--top", rich_help_panel=Panel.OUTPUT, min=1, help="Number of layouts to print.")
+    ] = 10,
     values: Annotated[
         Path | None,
-        typer.Option("--values", metavar="FILE", help="Write the best layout as values for helm install -f."),
+        typer.Option(
+            "--values",
+            rich_help_panel=Panel.OUTPUT,
+            metavar="FILE",
+            help="Write the best layout as values for helm install -f.",
+        ),
     ] = None,
     check: Annotated[
         Path | None,
-        typer.Option("--check", metavar="FILE", help="Only evaluate the layouts in a JSON file, one on each line."),
+        typer.Option(
+            "--check",
+            rich_help_panel=Panel.LAYOUT,
+            metavar="FILE",
+            help="Only evaluate the layouts in a JSON file, one on each line.",
+        ),
     ] = None,
     json: o.Json = False,
 ) -> None:
-    """List the layouts of a model that fit the GPUs, best first, with memory, bubble, batch and checkpoint."""
+    """List the layouts of a model that fit the GPUs.
+
+    The best layout is first. Each has its memory, bubble, batch and checkpoint.
+
+    Examples:
+        tokenmill fit --model llama3-8b --gpus 64 --gpu-memory 80
+        tokenmill fit --model 175b --gpus 1024 --gpu-memory 80 --values fit.yaml
+    """
     from tokenmill.fit.plan import LayoutRequest, make_plan
     from tokenmill.fit.render import make_event, to_text
     from tokenmill.fit.request import load_model, make_machines, resolve_storage

@@ -9,16 +9,20 @@ from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
 import typer
 
-from tokenmill.engine.options import InvalidOption, Option
+from tokenmill.engine.options import InvalidOption, Option, Panel
 
 
 class Declaration(NamedTuple):
-    """An Option of a command: the field or parameter that has it, its type and its default (... if it has none)."""
+    """An Option of a command: the field or parameter that has it, its type and its default (... if it has none).
+
+    The panel is that of the Option, or of the group that declares the field.
+    """
 
     name: str
     kind: Any
     option: Option
     default: Any
+    panel: Panel | None
 
     @property
     def flag(self) -> str:
@@ -39,7 +43,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
             groups[parameter.name] = hint, [field.name for field in own]
         elif any(isinstance(part, Option) for part in get_args(hint)):
             kind, option = get_args(hint)
-            own = [Declaration(parameter.name, kind, option, parameter.default)]
+            own = [Declaration(parameter.name, kind, option, parameter.default, option.panel)]
         else:
             parameters.append(parameter.replace(annotation=hint, kind=Parameter.KEYWORD_ONLY))
             continue
@@ -71,16 +75,20 @@ def _list_fields(group: type) -> Iterator[Declaration]:
     for field in fields(group):
         if get_args(hints[field.name])[1:]:
             kind, option = get_args(hints[field.name])
-            yield Declaration(field.name, kind, option, ... if field.default is MISSING else field.default)
+            default = ... if field.default is MISSING else field.default
+            owner: Any = next(base for base in group.__mro__ if field.name in inspect.get_annotations(base))
+            yield Declaration(field.name, kind, option, default, option.panel or owner.panel)
 
 
 def _make_parameter(declaration: Declaration) -> Parameter:
-    name, kind, option, default = declaration
+    name, kind, option, default, panel = declaration
     flag = declaration.flag
     parse = _choice_parser(option, flag) if option.choices else option.parse and _value_parser(option, flag)
     settings: dict[str, Any] = {"help": option.help, "envvar": option.env, "show_default": option.show_default}
-    settings |= {"metavar": option.metavar} if option.metavar else {}
-    settings |= {"parser": parse, "metavar": "<str>"} if parse else {"min": option.minimum, "max": option.maximum}
+    settings |= {"rich_help_panel": panel, "metavar": option.metavar or None}
+    if option.choices:
+        settings |= {"metavar": f"[{'|'.join(option.choices)}]", "autocompletion": lambda: [*option.choices]}
+    settings |= {"parser": parse} if parse else {"min": option.minimum, "max": option.maximum}
     annotation: Any = Annotated.__class_getitem__((kind, typer.Option(flag, **settings)))  # type: ignore[attr-defined]
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 

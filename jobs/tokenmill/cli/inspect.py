@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from tokenmill.cli import options as o
 from tokenmill.core.json_lines import print_json
 from tokenmill.core.printing import printable
+from tokenmill.engine.options import Panel
 from tokenmill.errors import RequestError
 
 if TYPE_CHECKING:
@@ -29,31 +30,48 @@ def inspect(
     path: Annotated[Path, typer.Argument(help="Directory of a dataset, or the output of preprocess, chat or pack.")],
     document: Annotated[
         int | None,
-        typer.Option("--document", help="Show this document, counted from 0 through all pairs; -1 is the last one."),
+        typer.Option(
+            "--document",
+            rich_help_panel=Panel.INPUT,
+            help="Show this document, counted from 0 through all pairs; -1 is the last one.",
+        ),
     ] = None,
     row: Annotated[
         int | None,
         typer.Option(
             "--row",
-            help="Show the sequences of this packed row, counted from 0 through all shards; -1 is the last one.",
+            rich_help_panel=Panel.INPUT,
+            help="Show the sequences and mask of this packed row, from 0 through all shards; -1 is the last one.",
         ),
     ] = None,
     mask: Annotated[
         bool,
         typer.Option(
-            "--mask", help="Show which tokens of the document are trained: in colour, or between marks. --row does."
+            "--mask",
+            rich_help_panel=Panel.OUTPUT,
+            help="Show which tokens of the document are trained, in colour or between marks.",
         ),
     ] = False,
     file: Annotated[
         str | None,
-        typer.Option("--file", help="Count only in this pair (part-00000-of-00072_text_document) or shard."),
+        typer.Option(
+            "--file",
+            rich_help_panel=Panel.INPUT,
+            help="Count only in this pair (part-00000-of-00072_text_document) or shard.",
+        ),
     ] = None,
-    key: Annotated[str | None, typer.Option("--key", help="The key to use from a dataset with several keys.")] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key", metavar="KEY", rich_help_panel=Panel.INPUT, help="The key to use from a dataset with several keys."
+        ),
+    ] = None,
     tokenizer: Annotated[
         Path | None,
         typer.Option(
             "--tokenizer",
-            help="The output that was packed, or a directory of its tokenizer, for --row. Default: searched near PATH.",
+            rich_help_panel=Panel.INPUT,
+            help="With --row: the output that was packed, or its tokenizer's directory. Default: near PATH.",
         ),
     ] = None,
     all_text: Annotated[
@@ -61,7 +79,14 @@ def inspect(
     ] = False,
     json: o.Json = False,
 ) -> None:
-    """Show a dataset's pairs and tokenizer, a document's text and source, or which tokens are trained."""
+    """Show a dataset, a document, or its trained tokens.
+
+    A dataset is shown with its pairs and tokenizer, a document with its text and source.
+
+    Examples:
+        tokenmill inspect out
+        tokenmill inspect out --document 3
+    """
     _check_usage(document, row, mask, file, key, tokenizer)
     if row is not None:
         shown = _show_row(path, row, file, tokenizer)

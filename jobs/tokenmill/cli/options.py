@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli.commands import address
-from tokenmill.engine.options import Option, WorkerOptions
+from tokenmill.engine.options import Option, Panel, WorkerOptions
 
 Input = Annotated[
     Path, typer.Argument(metavar="INPUT", help="Directory of a dataset, output of an earlier stage, or file.")
@@ -16,40 +16,71 @@ InputOrSource = Annotated[
     typer.Argument(
         metavar="INPUT",
         parser=address,
-        help="Directory of a dataset, output of an earlier stage, file, or source such as hf://datasets/ORG/NAME. The "
-        "shards of a source are fetched to local scratch one by one.",
+        help="Directory of a dataset, output of an earlier stage, file, or source such as hf://datasets/ORG/NAME.",
     ),
 ]
 ScratchDirectory = Annotated[
-    Path | None, typer.Option("--scratch", help="Directory for some shards of a source at a time. Default: TMPDIR.")
+    Path | None,
+    Option("Directory for some shards of a source at a time. Default: TMPDIR.", "--scratch", panel=Panel.INPUT),
 ]
 Output = Annotated[
     Path | None, typer.Argument(metavar="OUTPUT", help="Directory to write to. Default: a directory below INPUT.")
 ]
 Processes = Annotated[
-    int | None, Option("Number of processes. Default: the number of CPUs.", minimum=1, chart="processes")
+    int | None,
+    Option(
+        "Number of processes. Default: the number of CPUs.",
+        minimum=1,
+        chart="processes",
+        panel=Panel.PARALLELISM,
+        usual=True,
+    ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print progress and result as JSON lines.")]
+Json = Annotated[
+    bool, typer.Option("--json", rich_help_panel=Panel.OUTPUT, help="Print progress and result as JSON lines.")
+]
 From = Annotated[
     str | None,
-    Option("Read this stage's output instead of the furthest.", "--from", metavar="STAGE", chart="dataset.fromStage"),
+    Option(
+        "Read this stage's output instead of the furthest.",
+        "--from",
+        metavar="STAGE",
+        chart="dataset.fromStage",
+        panel=Panel.INPUT,
+    ),
 ]
-Only = Annotated[str | None, typer.Option("--stage", metavar="STAGE", help="Check only this stage.")]
+Only = Annotated[
+    str | None,
+    typer.Option("--stage", rich_help_panel=Panel.STAGES, metavar="STAGE", help="Check only this stage."),
+]
 OnlyStage = Annotated[
     str | None,
-    typer.Option("--only", metavar="STAGE", help="Run only this stage; the stages before it must be finished."),
+    typer.Option(
+        "--only",
+        rich_help_panel=Panel.STAGES,
+        metavar="STAGE",
+        help="Run only this stage; the stages before it must be finished.",
+    ),
 ]
 Profiles = Annotated[
     Path | None,
     typer.Option(
         "--profiles",
+        rich_help_panel=Panel.WHERE,
         metavar="FILE",
         envvar="TOKENMILL_PROFILES",
         help="File of profiles. Default: tokenmill.toml in the current directory.",
     ),
 ]
 Endpoint = Annotated[
-    str | None, typer.Option("--endpoint", envvar="HF_ENDPOINT", help="Address of the Hub or a mirror.")
+    str | None,
+    typer.Option(
+        "--endpoint",
+        rich_help_panel=Panel.HUB,
+        metavar="URL",
+        envvar="HF_ENDPOINT",
+        help="Address of the Hub or a mirror.",
+    ),
 ]
 
 

@@ -25,7 +25,14 @@ def pack(
     from_stage: o.From = None,
     processes: o.Processes = None,
 ) -> None:
-    """Pack sequences into rows of --pack-size tokens, in the format of Megatron-Bridge; no text is tokenized."""
+    """Pack sequences into rows for fine-tuning.
+
+    Rows have --pack-size tokens, in the format of Megatron-Bridge. No text is tokenized.
+
+    Examples:
+        tokenmill pack out/chat
+        tokenmill pack out/chat out/packed --pack-size 8192
+    """
     from tokenmill.cli.stage_result import run_and_report
     from tokenmill.stages.pack.stage import Pack
     from tokenmill.stages.registry import PACK, default_output

@@ -21,7 +21,15 @@ def preprocess(
     scratch: o.ScratchDirectory = None,
     processes: o.Processes = None,
 ) -> None:
-    """Tokenize JSONL, compressed or not, Parquet, Arrow, JSON or text into .bin/.idx, as Megatron-LM does."""
+    """Tokenize text into .bin/.idx, as Megatron-LM does.
+
+    It reads JSONL, Parquet, Arrow, JSON and plain text, compressed or not. The shards of a source are fetched to
+    local scratch one by one.
+
+    Examples:
+        tokenmill preprocess corpus out --tokenizer Qwen/Qwen3-8B
+        tokenmill preprocess hf://datasets/ORG/NAME out --tokenizer Qwen/Qwen3-8B
+    """
     from tokenmill.cli.sources import resolve_source
     from tokenmill.cli.stage_result import run_and_report
     from tokenmill.stages.preprocess import Preprocess

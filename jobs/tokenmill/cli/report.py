@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli import options as o
+from tokenmill.engine.options import Panel
 
 
 def report(
@@ -17,23 +18,27 @@ def report(
         ),
     ],
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write one HTML file, which needs no network.")
+        Path | None,
+        typer.Option(
+            "--html", rich_help_panel=Panel.OUTPUT, metavar="FILE", help="Write one HTML file, which needs no network."
+        ),
     ] = None,
     seq_length: Annotated[
         int | None,
         typer.Option(
             "--seq-length",
+            rich_help_panel=Panel.INPUT,
             min=1,
             max=1 << 40,
-            help="Count the documents that are longer than this number of tokens. Default: 4096. For a run: tokens of "
-            "a sample, if its files do not contain it.",
+            help="Count the documents with more tokens (default: 4096); of a run, tokens of a sample if unknown.",
         ),
     ] = None,
     tokenizer_compare: Annotated[
         str | None,
         typer.Option(
             "--tokenizer-compare",
-            metavar="TOKENIZER",
+            rich_help_panel=Panel.TOKENS,
+            metavar="NAME",
             help="Encode a sample of the texts with this tokenizer too: a directory, or a name on the Hub.",
         ),
     ] = None,
@@ -41,32 +46,48 @@ def report(
         int,
         typer.Option(
             "--examples",
+            rich_help_panel=Panel.OUTPUT,
             min=0,
             max=100,
-            help="Show this many texts of the data for each reason and each kind. Without it, a report contains no "
-            "text of the data.",
+            help="Show this many texts of the data for each reason and kind. Without it, there are none.",
         ),
     ] = 0,
     sample_tokens: Annotated[
         int,
         typer.Option(
             "--sample-tokens",
+            rich_help_panel=Panel.TOKENS,
             min=1,
             help="Of a dataset with more tokens, count ids and duplicates on a sample of this size.",
         ),
     ] = 1_000_000_000,
     complete: Annotated[
-        bool, typer.Option("--all", help="Count ids and duplicates on all tokens, however many there are.")
+        bool,
+        typer.Option(
+            "--all",
+            rich_help_panel=Panel.TOKENS,
+            help="Count ids and duplicates on all tokens, however many there are.",
+        ),
     ] = False,
     metrics: Annotated[
         Path | None,
         typer.Option(
-            "--metrics", metavar="PATH", help="Log or directory of TensorBoard events of a run, if it is not in OUT."
+            "--metrics",
+            rich_help_panel=Panel.INPUT,
+            metavar="PATH",
+            help="Log or directory of TensorBoard events of a run, if it is not in OUT.",
         ),
     ] = None,
     json: o.Json = False,
 ) -> None:
-    """Describe a dataset (size, sources, lengths, scripts, ids, duplicates, stages) or a training run."""
+    """Describe a dataset or a training run.
+
+    The report of a dataset has its size, sources, lengths, scripts, ids, duplicates and stages.
+
+    Examples:
+        tokenmill report out
+        tokenmill report out --html report.html
+    """
     import msgspec
 
     from tokenmill.core.files.explain import explain_os_errors

@@ -9,7 +9,7 @@ from tokenmill.cli import options as o
 from tokenmill.cli.commands import address
 from tokenmill.cli.groups import spread
 from tokenmill.cli.submittable import SubmittableCommand
-from tokenmill.engine.options import FileOptions, RunOptions, WorkerOptions
+from tokenmill.engine.options import FileOptions, Panel, RunOptions, WorkerOptions
 from tokenmill.sources.options import SourceOptions
 from tokenmill.sources.schemes import format_addresses
 from tokenmill.tokenize.options import PreprocessOptions
@@ -24,14 +24,30 @@ def run(
     files: FileOptions,
     workers: WorkerOptions,
     run: RunOptions,
-    extract: Annotated[bool, typer.Option("--extract/--no-extract", help="Also keep the decompressed text.")] = False,
+    extract: Annotated[
+        bool,
+        typer.Option("--extract/--no-extract", rich_help_panel=Panel.STAGES, help="Also keep the decompressed text."),
+    ] = False,
     concatenate: Annotated[
-        int | None, typer.Option("--concatenate", min=1, help="First join the decompressed text into N files.")
+        int | None,
+        typer.Option(
+            "--concatenate",
+            rich_help_panel=Panel.STAGES,
+            min=1,
+            help="First join the decompressed text into N files.",
+        ),
     ] = None,
     only: o.OnlyStage = None,
     processes: o.Processes = None,
 ) -> None:
-    """Run download, preprocess and verify; with the options also extract and concatenate."""
+    """Run download, preprocess and verify.
+
+    With --extract and --concatenate it runs these stages as well.
+
+    Examples:
+        tokenmill run hf://datasets/ORG/NAME out --tokenizer Qwen/Qwen3-8B
+        tokenmill run corpus out --tokenizer Qwen/Qwen3-8B --on slurm --workers 8
+    """
     from tokenmill.cli.stage_result import (
         announcing_end,
         end_printer,

@@ -7,7 +7,7 @@ import typer
 
 from tokenmill.cli import options as o
 from tokenmill.cli.groups import spread
-from tokenmill.engine.options import RunOptions
+from tokenmill.engine.options import Option, Panel, RunOptions
 
 SAMPLE = Path(__file__).parents[1] / "pipelines/sample"
 """Directory with the tokenizer and the chat template of the samples."""
@@ -17,12 +17,17 @@ SAMPLE = Path(__file__).parents[1] / "pipelines/sample"
 def sample(
     output: Annotated[Path, typer.Argument(help="Directory to write to.")] = Path("out"),
     chat: Annotated[
-        bool, typer.Option("--chat", help="Make packed rows for fine-tuning from conversations, not a corpus.")
+        bool, Option("Make packed rows from conversations instead.", "--chat", panel=Panel.INPUT, usual=True)
     ] = False,
     processes: o.Processes = None,
     json: o.Json = False,
 ) -> None:
-    """Try the pipeline: run text that ships with Python, as a directory of files, through all stages."""
+    """Try all stages on text that ships with Python.
+
+    Examples:
+        tokenmill sample
+        tokenmill sample /data/try --chat
+    """
     if chat:
         return _run_chats(output, processes, json_lines=json)
     from tokenmill.cli.stage_result import end_printer, open_stage_run, report_pipeline

@@ -9,7 +9,7 @@ from tokenmill.cli import options as o
 from tokenmill.cli.commands import address
 from tokenmill.cli.groups import spread
 from tokenmill.cli.submittable import SubmittableCommand
-from tokenmill.engine.options import FileOptions, RunOptions, WorkerOptions
+from tokenmill.engine.options import FileOptions, Option, Panel, RunOptions, WorkerOptions
 from tokenmill.sources.options import SourceOptions
 from tokenmill.sources.schemes import format_addresses
 from tokenmill.stages.chat.options import ChatOptions
@@ -30,7 +30,7 @@ def sft(
         typer.Argument(
             metavar="INPUT",
             parser=address,
-            help=f"{format_addresses()}, output of an earlier stage, or a blend.json with several of them.",
+            help=f"{format_addresses()}, output of an earlier stage, or a blend.json of them.",
         ),
     ],
     output: Annotated[Path, typer.Argument(help="Directory to write to: chat/ and packed/ below it.")],
@@ -41,16 +41,29 @@ def sft(
     workers: WorkerOptions,
     run: RunOptions,
     packed_format: Annotated[
-        str, typer.Option("--packed-format", help=f"Format of the packed files: {', '.join(FORMATS)}.")
+        str,
+        Option("Format of the packed files; npy is pickled, and deprecated.", choices=FORMATS, panel=Panel.OUTPUT),
     ] = FORMATS[0],
     download: Annotated[
-        bool, typer.Option("--download/--no-download", help="Keep the files of a source in source/, not only scratch.")
+        bool,
+        typer.Option(
+            "--download/--no-download",
+            rich_help_panel=Panel.STAGES,
+            help="Keep the files of a source in source/, not only scratch.",
+        ),
     ] = False,
     scratch: o.ScratchDirectory = None,
     only: o.OnlyStage = None,
     processes: o.Processes = None,
 ) -> None:
-    """Run chat, pack and verify: from conversations to packed rows for fine-tuning."""
+    """Run chat, pack and verify.
+
+    It turns conversations into packed rows for fine-tuning.
+
+    Examples:
+        tokenmill sft chats.jsonl out --tokenizer Qwen/Qwen3-8B --pack-size 8192
+        tokenmill sft hf://datasets/ORG/NAME out --tokenizer Qwen/Qwen3-8B
+    """
     from tokenmill.cli.stage_result import announcing_end, end_printer, open_stage_run, print_plans, report
     from tokenmill.pipelines.dry_run import plan_fine_tuning
     from tokenmill.pipelines.sft import FineTuningData, SftDataset
@@ -58,7 +71,6 @@ def sft(
     from tokenmill.stages.pack.blend import ALL
     from tokenmill.tokenize.stream import Stream
 
-    o.check_choice("--packed-format", packed_format, *FORMATS)
     uri, selection = normalize_source(input), files.selection(source.sample)
     if not only:
         o.check_one_worker(workers)

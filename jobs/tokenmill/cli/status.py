@@ -9,6 +9,7 @@ import typer
 from tokenmill.cli import options as o
 from tokenmill.core.json_lines import print_json
 from tokenmill.core.printing import format_bytes, format_duration, printable
+from tokenmill.engine.options import Panel
 
 if TYPE_CHECKING:
     from tokenmill.engine.status import StageStatus
@@ -21,14 +22,24 @@ def status(
     stage: o.Only = None,
     on: Annotated[
         str | None,
-        typer.Option("--on", metavar="NAME", help="Read the states of jobs on Kubernetes with this profile."),
+        typer.Option(
+            "--on",
+            rich_help_panel=Panel.WHERE,
+            metavar="NAME",
+            help="Read the states of jobs on Kubernetes with this profile.",
+        ),
     ] = None,
     profiles: o.Profiles = None,
     json: o.Json = False,
 ) -> None:
-    """Show the progress of each stage, and the states of its jobs on Slurm or Kubernetes.
+    """Show the progress of each stage and its jobs.
 
-    The progress has finished units and bytes, the rate, the time left, and failures with their reasons.
+    The progress has finished units and bytes, the rate, the time left, and failures with their reasons. Jobs are on
+    Slurm or Kubernetes.
+
+    Examples:
+        tokenmill status out
+        tokenmill status /data/out --on kubernetes
     """
     from tokenmill.engine.status import list_statuses
     from tokenmill.errors import RequestError

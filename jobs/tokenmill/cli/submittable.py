@@ -8,6 +8,7 @@ from typing import Any, cast
 from typer.core import TyperOption
 
 from tokenmill.cli.commands import Command
+from tokenmill.engine.options import Panel
 from tokenmill.submit.call import Call, OptionValue
 
 SUBMISSION_OPTIONS = ("on", "profiles", "job_name", "dry_run")
@@ -28,6 +29,7 @@ def _make_options() -> list[TyperOption]:
             default=default,
             show_default=default is not None,
             envvar="TOKENMILL_PROFILES" if flag == "profiles" else None,
+            rich_help_panel=Panel.WHERE,
         )
         for flag, (metavar, help_text, default) in text.items()
     ]

@@ -13,7 +13,7 @@ from tokenmill.cli import options as o
 from tokenmill.cli.commands import CommandWithSubcommands
 from tokenmill.cli.groups import spread
 from tokenmill.cli.submittable import SubmittableCommand
-from tokenmill.engine.options import MetricsOptions, NotifyOptions
+from tokenmill.engine.options import MetricsOptions, NotifyOptions, Panel
 
 
 @spread
@@ -25,14 +25,27 @@ def train(
         bool,
         typer.Option(
             "--dry-run",
+            rich_help_panel=Panel.OUTPUT,
             help="Check the settings and print the command of node 0, or with --on what would be submitted.",
         ),
     ] = False,
     build_index: Annotated[
-        bool, typer.Option("--build-index", help="Build Megatron-LM's sample index on CPUs, then exit.")
+        bool,
+        typer.Option(
+            "--build-index",
+            rich_help_panel=Panel.OUTPUT,
+            help="Build Megatron-LM's sample index on CPUs, then exit.",
+        ),
     ] = False,
 ) -> None:
-    """Start and supervise a Megatron-LM run: exit 0 only at its target, 143 to be retried, 2 if no retry can help."""
+    """Start and supervise a Megatron-LM run.
+
+    It exits with 0 only at the target of the run, with 143 to be retried, and with 2 if no retry can help.
+
+    Examples:
+        tokenmill train settings.json
+        tokenmill train settings.json --dry-run
+    """
     from tokenmill.train.runtime import run
     from tokenmill.train.runtime.prepare import prepare
 
@@ -63,13 +76,19 @@ def diagnose(
         Path,
         typer.Argument(
             metavar="DIR",
-            help="Directory of a hang or of a run's checkpoints (the last hang), or any directory with dumps of "
-            "torch's flight recorder and stacks.",
+            help="Directory of a hang, of a run's checkpoints (the last hang), or of flight-recorder dumps and stacks.",
         ),
     ],
     json: o.Json = False,
 ) -> None:
-    """Name the ranks for which a hung run waits, and the operation, from stacks and flight-recorder dumps."""
+    """Name the ranks and the operation of a hung run.
+
+    It reads the stacks and the flight-recorder dumps of the ranks.
+
+    Examples:
+        tokenmill train diagnose checkpoints
+        tokenmill train diagnose dumps --json
+    """
     from tokenmill.core.json_lines import make_portable, print_json
     from tokenmill.train.diagnose import report
     from tokenmill.train.diagnose.evidence import read_evidence

@@ -21,7 +21,14 @@ def transform(
     scratch: o.ScratchDirectory = None,
     processes: o.Processes = None,
 ) -> None:
-    """Change each record of JSONL, Parquet, Arrow or JSON with a function, and write JSONL in shards."""
+    """Change each record with a function; write shards.
+
+    It reads JSONL, Parquet, Arrow or JSON.
+
+    Examples:
+        tokenmill transform corpus out --transform 'sft(input=question)'
+        tokenmill transform rows out --transform my_module:clean --shards 64
+    """
     from tokenmill.cli.sources import resolve_source
     from tokenmill.cli.stage_result import run_and_report
     from tokenmill.stages.transform.stage import TransformRecords

@@ -9,6 +9,7 @@ import typer
 from tokenmill.cli import options as o
 from tokenmill.core.json_lines import JsonEvent, print_json
 from tokenmill.core.printing import printable
+from tokenmill.engine.options import Panel
 from tokenmill.errors import InputError
 
 
@@ -23,12 +24,24 @@ class VerifyEvent(JsonEvent, frozen=True, tag="verify"):
 def verify(
     path: Annotated[Path, typer.Argument(help="Directory of a dataset, output of a stage, or path of a pair.")],
     quick: Annotated[
-        bool, typer.Option("--quick", help="Check only structure and sizes, without reading complete files.")
+        bool,
+        typer.Option(
+            "--quick",
+            rich_help_panel=Panel.STAGES,
+            help="Check only structure and sizes, without reading complete files.",
+        ),
     ] = False,
     stage: o.Only = None,
     json: o.Json = False,
 ) -> None:
-    """Check outputs as Megatron-LM will read them, and compare them with the recorded hashes."""
+    """Check outputs, and compare them with their hashes.
+
+    Pairs are read as Megatron-LM will read them.
+
+    Examples:
+        tokenmill verify out
+        tokenmill verify out/preprocessed --quick
+    """
     from tokenmill.datasets.dataset import verify_outputs
     from tokenmill.stages.registry import KINDS
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -24,6 +25,34 @@ _SIZE_UNITS = " KMGTPE"
 _BYTE_SIZE = re.compile(rf"([0-9]{{1,20}}(?:\.[0-9]{{1,20}})?)[ \t]*(?:([{_SIZE_UNITS.strip()}])I?)?B?", re.IGNORECASE)
 
 
+class Panel(StrEnum):
+    """The heading of an option in the help, in the order of the help.
+
+    The class attribute `panel` of an option group is the panel of its options.
+    """
+
+    INPUT = "Input"
+    SAMPLES = "Samples"
+    MODEL = "Model"
+    MACHINE = "Machine"
+    TRANSFORM = "Transform"
+    CONVERSATIONS = "Conversations"
+    TRAINED = "Trained tokens"
+    TOKENS = "Tokens"
+    ROWS = "Rows"
+    LAYOUT = "Layout"
+    ESTIMATE = "Estimate"
+    CHECKPOINTS = "Checkpoints"
+    STAGES = "Stages"
+    OUTPUT = "Output"
+    BAD_RECORDS = "Bad records"
+    PARALLELISM = "Parallelism"
+    WHERE = "Where it runs"
+    METRICS = "Metrics"
+    NOTIFICATIONS = "Notifications"
+    HUB = "Hub"
+
+
 class Option(NamedTuple):
     """The command-line option of a field.
 
@@ -36,9 +65,12 @@ class Option(NamedTuple):
         choices: all valid values.
         parse: converts the text to the value; it raises ValueError for an invalid text.
         show_default: whether the help text contains the default.
-        metavar: the placeholder of the value in the help text; that of the type if empty.
+        metavar: the placeholder of the value in the help text, an upper-case noun; the choices, or that of the type, if
+            empty.
         chart: the key of the option in the values of its stage's chart; empty if the charts do not set it.
         chart_of: the only stage whose chart has the key; empty if the charts of all stages with the option have it.
+        panel: the panel, if it is not that of the group.
+        usual: whether users often set the option: `tokenmill help` prints it.
     """
 
     help: str
@@ -52,6 +84,8 @@ class Option(NamedTuple):
     metavar: str = ""
     chart: str = ""
     chart_of: str = ""
+    panel: Panel | None = None
+    usual: bool = False
 
 
 class InvalidOption(RequestError):
@@ -92,23 +126,33 @@ def parse_size_limit(text: str) -> int:
 class FileOptions:
     """The selection of files of a source or a directory; see `tokenmill.engine.selection`."""
 
+    panel = Panel.INPUT
+
     include: Annotated[
-        list[str] | None, Option("Select only files that match this pattern; repeatable.", chart="dataset.include")
+        list[str] | None,
+        Option(
+            "Select only files that match this pattern; repeatable.",
+            metavar="PATTERN",
+            chart="dataset.include",
+            usual=True,
+        ),
     ] = None
     exclude: Annotated[
-        list[str] | None, Option("Exclude files that match this pattern; repeatable.", chart="dataset.exclude")
+        list[str] | None,
+        Option("Exclude files that match this pattern; repeatable.", metavar="PATTERN", chart="dataset.exclude"),
     ] = None
     split: Annotated[
         str | None,
         Option(
-            "train, validation or test; 'any' selects all. Default: train if the source has several splits.",
+            "train, validation or test; any selects all. Default: train if the source has several splits.",
             chart="dataset.split",
+            usual=True,
         ),
     ] = None
     prefer: Annotated[
         str | None,
         Option(
-            "compressed or plain: the form to read if a text exists in both forms.",
+            "The form to read if a text exists in both forms.",
             choices=tuple(PREFERENCES),
             chart="dataset.prefer",
         ),
@@ -123,8 +167,12 @@ class FileOptions:
 class WorkerOptions:
     """The index of this worker among the workers that share one output."""
 
+    panel = Panel.PARALLELISM
+
     worker_index: Annotated[int, Option("Index of this worker, from 0.", env="JOB_COMPLETION_INDEX", minimum=0)] = 0
-    workers: Annotated[int, Option("Number of workers that share the units.", env="TOKENMILL_WORKERS", minimum=1)] = 1
+    workers: Annotated[
+        int, Option("Number of workers that share the units.", env="TOKENMILL_WORKERS", minimum=1, usual=True)
+    ] = 1
 
     def __post_init__(self) -> None:
         """Raise InvalidOption for an index that exceeds the number of workers."""
@@ -140,10 +188,13 @@ class WorkerOptions:
 class MetricsOptions:
     """Destinations of a command's metrics."""
 
+    panel = Panel.METRICS
+
     metrics_listen: Annotated[
         ListenAddress | None,
         Option(
             "Serve metrics for Prometheus on this address, such as :9464.",
+            metavar="ADDRESS",
             env="TOKENMILL_METRICS_LISTEN",
             parse=parse_listen_address,
         ),
@@ -154,7 +205,10 @@ class MetricsOptions:
     metrics_push: Annotated[
         PushTarget | None,
         Option(
-            "Push the last metrics to the Pushgateway of this URL.", env="TOKENMILL_METRICS_PUSH", parse=parse_push_url
+            "Push the last metrics to the Pushgateway of this URL.",
+            metavar="URL",
+            env="TOKENMILL_METRICS_PUSH",
+            parse=parse_push_url,
         ),
     ] = None
 
@@ -171,17 +225,19 @@ class NotifyOptions:
     The URL has no option: other users could read it in an argument, and often it is a credential.
     """
 
+    panel = Panel.NOTIFICATIONS
+
     notify_url_file: Annotated[
         Path | None,
         Option(
-            "Announce the end to the webhook whose URL is in this file; without it, in TOKENMILL_NOTIFY_URL.",
+            "Announce the end to the webhook whose URL is in this file, or in TOKENMILL_NOTIFY_URL.",
             env="TOKENMILL_NOTIFY_URL_FILE",
         ),
     ] = None
     notify_template: Annotated[
         str,
         Option(
-            "Form of the announcement: json, slack or teams.",
+            "Form of the announcement.",
             env="TOKENMILL_NOTIFY_TEMPLATE",
             choices=tuple(TEMPLATES),
         ),
@@ -196,6 +252,8 @@ class NotifyOptions:
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(MetricsOptions, NotifyOptions):
     """Options of a run that every stage has."""
+
+    panel = Panel.OUTPUT
 
     replace: Annotated[
         bool,
@@ -212,8 +270,9 @@ class RunOptions(MetricsOptions, NotifyOptions):
     dry_run: Annotated[
         bool,
         Option(
-            "Print what the command would read, fetch and write, or with --on what would be submitted, and do nothing.",
+            "Print what the command would read and write, or --on would submit, and do nothing.",
             "--dry-run",
+            usual=True,
         ),
     ] = False
     json: Annotated[bool, Option("Print progress and result as JSON lines.", "--json")] = False

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, fields
 from typing import Annotated
 
-from tokenmill.engine.options import InvalidOption, Option
+from tokenmill.engine.options import InvalidOption, Option, Panel
 from tokenmill.models.defaults import MAX_COUNT
 
 HOURS_OF_UNIT = {"m": 1 / 60, "h": 1.0, "d": 24.0}
@@ -22,8 +22,8 @@ def parse_hours(text: str) -> float:
     return hours
 
 
-def _count(text: str) -> Option:
-    return Option(text, minimum=1, maximum=MAX_COUNT)
+def _count(text: str, *, usual: bool = False) -> Option:
+    return Option(text, minimum=1, maximum=MAX_COUNT, usual=usual)
 
 
 class _Numbers:
@@ -43,9 +43,13 @@ class _Numbers:
 class MachineOptions(_Numbers):
     """The GPUs of a run; `gpu_memory` is in GiB."""
 
-    gpus: Annotated[int | None, _count("Number of GPUs of the run.")] = None
-    gpu_memory: Annotated[float | None, Option("Memory of each GPU in GiB.", minimum=1, maximum=MAX_NUMBER)] = None
-    gpus_per_node: Annotated[int, _count("Number of GPUs of a node.")] = 8
+    panel = Panel.MACHINE
+
+    gpus: Annotated[int | None, _count("Number of GPUs of the run.", usual=True)] = None
+    gpu_memory: Annotated[
+        float | None, Option("Memory of each GPU in GiB.", minimum=1, maximum=MAX_NUMBER, usual=True)
+    ] = None
+    gpus_per_node: Annotated[int, _count("Number of GPUs of a node.", usual=True)] = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +58,8 @@ class LayoutConstraints:
 
     If a parallel size is set, there is a single layout, whose other sizes are 1. Otherwise the search covers all sizes.
     """
+
+    panel = Panel.LAYOUT
 
     tensor: Annotated[int | None, _count("Tensor-parallel size; with a parallel size, unset ones are 1.")] = None
     pipeline: Annotated[int | None, _count("Pipeline-parallel size.")] = None
@@ -66,7 +72,7 @@ class LayoutConstraints:
     micro_batch: Annotated[int | None, _count("Only this micro-batch, in sequences.")] = None
     recompute: Annotated[
         str | None,
-        Option("Only this recomputation: none, selective or full.", choices=("none", "selective", "full")),
+        Option("Only this recomputation.", choices=("none", "selective", "full")),
     ] = None
 
     @property
@@ -80,9 +86,11 @@ class LayoutConstraints:
 class CheckpointOptions(_Numbers):
     """The storage of the checkpoints, and the failures from which they protect; times are in hours."""
 
+    panel = Panel.CHECKPOINTS
+
     storage: Annotated[
         str | None,
-        Option("Storage of the checkpoints: amlfs-125:16 (TiB), fsx-250:24, blob, nfs:100 (Gbit/s)."),
+        Option("Storage of the checkpoints: amlfs-125:16 (TiB), fsx-250:24, blob, nfs:100 (Gbit/s).", usual=True),
     ] = None
     write_bandwidth: Annotated[
         float | None, Option("Write bandwidth of the storage in GB/s.", minimum=0.001, maximum=MAX_NUMBER)
@@ -99,18 +107,27 @@ class CheckpointOptions(_Numbers):
     ] = 2
     mtbf_node: Annotated[
         float | None,
-        Option("Mean time between the failures of a node, such as 250h or 10d. Default: 6000h.", parse=parse_hours),
+        Option(
+            "Mean time between the failures of a node, such as 250h or 10d. Default: 6000h.",
+            metavar="TIME",
+            parse=parse_hours,
+        ),
     ] = None
     mtbf_run: Annotated[
         float | None,
         Option(
-            "Mean time between the failures of the run, with all its nodes, such as 6h; instead of --mtbf-node.",
+            "Mean time between the failures of the complete run, such as 6h; instead of --mtbf-node.",
+            metavar="TIME",
             parse=parse_hours,
         ),
     ] = None
     restart_time: Annotated[
         float | None,
-        Option("Time from a failure to the next iteration, such as 15m. Default: not counted.", parse=parse_hours),
+        Option(
+            "Time from a failure to the next iteration, such as 15m. Default: not counted.",
+            metavar="TIME",
+            parse=parse_hours,
+        ),
     ] = None
 
     def __post_init__(self) -> None:
@@ -128,13 +145,15 @@ class CheckpointOptions(_Numbers):
 class EstimateOptions(_Numbers):
     """The batch, the length and the speed of the run."""
 
+    panel = Panel.ESTIMATE
+
     global_batch: Annotated[
         int | None,
-        _count("Sequences of an iteration. Default: the number in values/models, else 16 for each GPU."),
+        _count("Sequences of an iteration. Default: the number in values/models, else 16 for each GPU.", usual=True),
     ] = None
     iterations: Annotated[int | None, _count("Length of the run, for the values.")] = None
     peak_tflops: Annotated[
         float | None,
-        Option("Peak of a GPU for dense bf16, to estimate a step's time.", minimum=1, maximum=MAX_NUMBER),
+        Option("Peak of a GPU for dense bf16, to estimate a step's time.", minimum=1, maximum=MAX_NUMBER, usual=True),
     ] = None
     mfu: Annotated[float, Option("Share of the peak that the model reaches.", minimum=0.01, maximum=1)] = 0.4

@@ -6,7 +6,7 @@ The stages preprocess, chat and adopt pass them to `tokenize.tokenizer` and `tok
 from dataclasses import dataclass
 from typing import Annotated
 
-from tokenmill.engine.options import Option
+from tokenmill.engine.options import Option, Panel
 from tokenmill.records.block_kinds import DEFAULT_ZSTD_WINDOW, ReadSettings
 from tokenmill.sources.options import ReadingOptions
 from tokenmill.tokenize import engines
@@ -16,19 +16,23 @@ from tokenmill.tokenize import engines
 class TokenizerOptions:
     """The options that select a tokenizer and its ids."""
 
+    panel = Panel.TOKENS
+
     tokenizer: Annotated[
         str, Option("Directory of a tokenizer, or its name on the Hub.", show_default=False, chart="tokenizer.name")
     ]
     tokenizer_revision: Annotated[
-        str | None, Option("Branch, tag or commit of the tokenizer on the Hub.", chart="tokenizer.revision")
+        str | None,
+        Option("Branch, tag or commit of the tokenizer on the Hub.", chart="tokenizer.revision", panel=Panel.HUB),
     ] = None
     eod_token: Annotated[
-        str | None, Option("Token to use as EOD instead of the tokenizer's eos.", chart="tokenizer.eodToken")
+        str | None,
+        Option("Token to use as EOD instead of the tokenizer's eos.", metavar="TOKEN", chart="tokenizer.eodToken"),
     ] = None
     tokenizer_source: Annotated[
         str | None,
         Option(
-            "If they differ, use the ids of the tokenizer's file (file), or of transformers' class (class).",
+            "The ids to use if the tokenizer's file and transformers' class differ.",
             choices=("file", "class"),
             chart="tokenizer.source",
         ),
@@ -42,13 +46,19 @@ class EncodingOptions(TokenizerOptions, ReadingOptions):
     The properties are options of preprocess; other stages write the ids of complete texts, without additions.
     """
 
-    target_files: Annotated[int | None, Option("Number of outputs.", minimum=1, chart="dataset.targetFiles")] = None
-    name: Annotated[str, Option("First part of the names of joined outputs.", chart="dataset.name")] = "part"
+    panel = Panel.TOKENS
+
+    target_files: Annotated[
+        int | None,
+        Option("Number of outputs.", minimum=1, chart="dataset.targetFiles", panel=Panel.OUTPUT, usual=True),
+    ] = None
+    name: Annotated[
+        str, Option("First part of the names of joined outputs.", chart="dataset.name", panel=Panel.OUTPUT)
+    ] = "part"
     encoder: Annotated[
         str,
         Option(
-            f"{', '.join(engines.choices()[:-1])} or {engines.choices()[-1]}; auto uses the fastest that passes the "
-            "encoder check.",
+            "auto uses the fastest engine that passes the encoder check.",
             choices=engines.choices(),
             chart="encoder",
         ),
@@ -56,14 +66,13 @@ class EncodingOptions(TokenizerOptions, ReadingOptions):
     verify_encoder: Annotated[
         str,
         Option(
-            "Also encode with Hugging Face, and stop at a difference: all texts, sample (one text in 1,000), or start "
-            "(only the adversarial texts and the first documents, at plan time).",
+            "Texts to compare with Hugging Face: all, one in 1,000, or adversarial and first ones at the start.",
             choices=("all", "sample", "start"),
             chart="verifyEncoder",
         ),
     ] = "start"
     encoder_patience: Annotated[
-        float, Option("Seconds without a result after which an encoder is replaced.", minimum=0.1)
+        float, Option("Seconds without a result after which an encoder is replaced.", metavar="SECONDS", minimum=0.1)
     ] = 120.0
 
     @property
@@ -99,12 +108,21 @@ class EncodingOptions(TokenizerOptions, ReadingOptions):
 class PreprocessOptions(EncodingOptions):
     """The options that determine the bytes of the pairs, and the options of the encoding processes."""
 
+    panel = Panel.TOKENS
+
     keys: Annotated[
         str,
-        Option("Comma-separated keys of the text in a record; a.b is the key b in the object a.", chart="dataset.keys"),
+        Option(
+            "Comma-separated keys of the text in a record; a.b is the key b in the object a.",
+            metavar="KEYS",
+            chart="dataset.keys",
+            panel=Panel.INPUT,
+            usual=True,
+        ),
     ] = "text"
     append_eod: Annotated[
-        bool, Option("Append EOD to each document.", "--append-eod/--no-append-eod", chart="tokenizer.appendEod")
+        bool,
+        Option("Append EOD to each document.", "--append-eod/--no-append-eod", chart="tokenizer.appendEod", usual=True),
     ] = True
     special_tokens: Annotated[
         bool,
@@ -117,7 +135,7 @@ class PreprocessOptions(EncodingOptions):
     special_in_text: Annotated[
         str,
         Option(
-            "Special tokens in the text: keep (encode as special tokens, and warn), split (encode as text), or fail.",
+            "Special tokens in the text: encode them as such and warn, encode them as text, or fail.",
             choices=("keep", "split", "fail"),
             chart="tokenizer.specialInText",
         ),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import date as calendar_date
 from typing import Annotated
 
-from tokenmill.engine.options import InvalidOption, Option
+from tokenmill.engine.options import InvalidOption, Option, Panel
 from tokenmill.stages.chat.encode import ChatEncoding, Rendering
 from tokenmill.stages.chat.lengths import LengthSettings
 from tokenmill.stages.chat.rows import RowSettings
@@ -25,25 +25,34 @@ def _parse_date(text: str) -> str:
 class ChatOptions(EncodingOptions):
     """The options that determine the ids and masks of conversations, and the options of the encoding processes."""
 
+    panel = Panel.CONVERSATIONS
+
     chat_template: Annotated[
         str,
         Option(
             f"tokenizer (the template of the tokenizer), a .jinja file, or {', '.join(BUILTIN)}.",
             chart="dataset.chatTemplate",
+            usual=True,
         ),
     ] = "tokenizer"
     date: Annotated[
         str | None,
         Option(
-            "Date that the template writes, such as 2026-01-31. Default: none.", parse=_parse_date, chart="rows.date"
+            "Date that the template writes, such as 2026-01-31. Default: none.",
+            metavar="DATE",
+            parse=_parse_date,
+            chart="rows.date",
         ),
     ] = None
-    messages: Annotated[str, Option("Key of the messages in a row.", chart="dataset.messages")] = "messages"
-    tools: Annotated[str, Option("Key of the tools in a row.", chart="dataset.tools")] = "tools"
+    messages: Annotated[str, Option("Key of the messages in a row.", metavar="KEY", chart="dataset.messages")] = (
+        "messages"
+    )
+    tools: Annotated[str, Option("Key of the tools in a row.", metavar="KEY", chart="dataset.tools")] = "tools"
     role_map: Annotated[
         str | None,
         Option(
             "Further names of roles, such as customer=user,agent=assistant.",
+            metavar="NAME=ROLE,...",
             show_default=False,
             chart="dataset.roleMap",
         ),
@@ -51,7 +60,7 @@ class ChatOptions(EncodingOptions):
     tool_arguments: Annotated[
         str,
         Option(
-            "Arguments of tool calls that are JSON strings: parse them to objects, as inference servers do, or keep.",
+            "Parse JSON strings of tool calls to objects, as inference servers do, or keep them.",
             choices=("parse", "keep"),
             chart="rows.toolArguments",
         ),
@@ -59,12 +68,18 @@ class ChatOptions(EncodingOptions):
     prompt_template: Annotated[
         str,
         Option(
-            "Text of the prompt of a row with a prompt and an answer: {prompt}, {system} are inserted.",
+            "Prompt of a row with a prompt and an answer; {prompt} and {system} are inserted.",
+            metavar="TEXT",
             chart="rows.promptTemplate",
         ),
     ] = "{prompt}"
     separator: Annotated[
-        str, Option("Text between such a prompt and its answer; it is part of the answer.", chart="rows.separator")
+        str,
+        Option(
+            "Text between such a prompt and its answer; it is part of the answer.",
+            metavar="TEXT",
+            chart="rows.separator",
+        ),
     ] = ""
     strip: Annotated[
         bool, Option("Remove blanks around such a prompt and its answer.", "--strip/--no-strip", chart="rows.strip")
@@ -75,52 +90,63 @@ class ChatOptions(EncodingOptions):
     train: Annotated[
         str,
         Option(
-            "assistant: all answers; last: the last one; all: every token of a row.",
+            "Train all answers, only the last one, or every token of a row.",
             choices=("assistant", "last", "all"),
             chart="train.turns",
+            panel=Panel.TRAINED,
+            usual=True,
         ),
     ] = "assistant"
     train_reasoning: Annotated[
         bool,
         Option(
-            "Train the reasoning of the answers.", "--train-reasoning/--no-train-reasoning", chart="train.reasoning"
+            "Train the reasoning of the answers.",
+            "--train-reasoning/--no-train-reasoning",
+            chart="train.reasoning",
+            panel=Panel.TRAINED,
         ),
     ] = True
     train_tool_calls: Annotated[
         bool,
         Option(
-            "Train the tool calls of the answers.", "--train-tool-calls/--no-train-tool-calls", chart="train.toolCalls"
+            "Train the tool calls of the answers.",
+            "--train-tool-calls/--no-train-tool-calls",
+            chart="train.toolCalls",
+            panel=Panel.TRAINED,
         ),
     ] = True
     train_end: Annotated[
         str,
         Option(
-            "turn: train all that the template writes behind an answer; stop: only up to its stop token.",
+            "Train all that the template writes behind an answer, or only up to its stop token.",
             choices=("turn", "stop"),
             chart="train.end",
+            panel=Panel.TRAINED,
         ),
     ] = "turn"
     stop_tokens: Annotated[
         str | None,
         Option(
-            "Tokens that end an answer and begin the next message, such as '<|user|>,<|observation|>' of GLM-4.5. "
-            "Default: the answer has a stop token.",
+            "Tokens that end an answer and begin the next message, such as '<|user|>,<|observation|>'.",
+            metavar="TOKENS",
             show_default=False,
             chart="train.stopTokens",
+            panel=Panel.TRAINED,
         ),
     ] = None
     empty_answer: Annotated[
         str,
         Option(
-            "Rows with an empty answer: reject them, or train its stop token.",
+            "Reject rows with an empty answer, or train its stop token.",
             choices=("reject", "train"),
             chart="rows.emptyAnswer",
+            panel=Panel.TRAINED,
         ),
     ] = "reject"
     unrendered: Annotated[
         str,
         Option(
-            "Rows with text, tools, tool calls or reasoning that the template leaves out: reject or allow them.",
+            "Rows with text, tools, tool calls or reasoning that the template leaves out.",
             choices=("reject", "allow"),
             chart="rows.unrendered",
         ),
@@ -128,19 +154,20 @@ class ChatOptions(EncodingOptions):
     special_in_text: Annotated[
         str,
         Option(
-            "Special tokens in the text of a message: keep (encode as these tokens, and warn), or reject the row.",
+            "Special tokens in a message: encode them as such and warn, or reject the row.",
             choices=("keep", "reject"),
             chart="tokenizer.specialInText",
+            panel=Panel.TOKENS,
         ),
     ] = "keep"
     max_length: Annotated[
-        int | None, Option("Tokens of the longest sequence. Default: no limit.", minimum=2, chart="length.maximum")
+        int | None,
+        Option("Tokens of the longest sequence. Default: no limit.", minimum=2, chart="length.maximum", usual=True),
     ] = None
     over_long: Annotated[
         str,
         Option(
-            "Longer sequences: drop them; trim-history: leave out the oldest exchanges; terminate: cut an answer and "
-            "keep its stop token; window: divide them between exchanges; fail: treat the row as a bad record.",
+            "Drop longer sequences, leave out old turns, cut an answer, divide them, or reject the row.",
             choices=("drop", "trim-history", "terminate", "window", "fail"),
             chart="length.overLong",
         ),
@@ -148,7 +175,7 @@ class ChatOptions(EncodingOptions):
     rendering: Annotated[
         str,
         Option(
-            "auto: render rows with the same roles in one form, which is checked; each: render every row.",
+            "auto renders rows with the same roles in one form, which is checked; each renders every row.",
             choices=("auto", "each"),
             chart="rendering",
         ),

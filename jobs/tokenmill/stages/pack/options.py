@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
-from tokenmill.engine.options import InvalidOption, Option
+from tokenmill.engine.options import InvalidOption, Option, Panel
 from tokenmill.packs.contract import STORED, TRAINED
 from tokenmill.stages.pack.algorithms import ALGORITHMS
 
@@ -28,23 +28,28 @@ FORMATS = ("parquet", "npy", "jsonl")
 class RowOptions:
     """The options that decide which sequences share a row, and which rows share a file."""
 
-    pack_size: Annotated[int, Option("Maximum number of tokens in a row.", minimum=2, chart="dataset.packSize")] = 4096
+    panel = Panel.ROWS
+
+    pack_size: Annotated[
+        int, Option("Maximum number of tokens in a row.", minimum=2, chart="dataset.packSize", usual=True)
+    ] = 4096
     algorithm: Annotated[
         str,
-        Option(
-            f"How sequences are assigned to rows: {', '.join(ALGORITHMS)}.", choices=ALGORITHMS, chart="rows.algorithm"
-        ),
+        Option("How sequences are assigned to rows.", choices=ALGORITHMS, chart="rows.algorithm"),
     ] = ALGORITHMS[0]
     seed: Annotated[int, Option("Seed of shuffling, of splits and of sampling.", minimum=0, chart="rows.seed")] = 42
     epochs: Annotated[
         int,
-        Option("Number of times to pack the training data, each with another seed.", minimum=1, chart="rows.epochs"),
+        Option(
+            "Number of times to pack the training data, each with another seed.",
+            minimum=1,
+            chart="rows.epochs",
+        ),
     ] = 1
     count: Annotated[
         str,
         Option(
-            "Tokens that fill a row: stored (all of a sequence), or trained (one less: the positions that the trainer "
-            "reads).",
+            "Tokens that fill a row: all of a sequence, or one less, the positions that the trainer reads.",
             choices=(STORED, TRAINED),
             chart="rows.count",
         ),
@@ -71,12 +76,26 @@ class RowOptions:
     ] = 1
     shards: Annotated[
         int | None,
-        Option("Number of files of an epoch. Default: one for 16 million tokens.", minimum=1, chart="shards.number"),
+        Option(
+            "Number of files of an epoch. Default: one for 16 million tokens.",
+            minimum=1,
+            chart="shards.number",
+            panel=Panel.OUTPUT,
+            usual=True,
+        ),
     ] = None
     valid_shards: Annotated[
-        int, Option("Number of these files for validation.", minimum=0, chart="shards.validation")
+        int,
+        Option(
+            "Number of these files for validation.",
+            minimum=0,
+            chart="shards.validation",
+            panel=Panel.OUTPUT,
+        ),
     ] = 0
-    test_shards: Annotated[int, Option("Number of these files for test.", minimum=0, chart="shards.test")] = 0
+    test_shards: Annotated[
+        int, Option("Number of these files for test.", minimum=0, chart="shards.test", panel=Panel.OUTPUT)
+    ] = 0
 
     def __post_init__(self) -> None:
         """Raise InvalidOption for numbers that are too large, or that contradict each other."""
@@ -106,22 +125,35 @@ class RowOptions:
 class PackOptions(RowOptions):
     """All options of the stage pack that determine bytes."""
 
+    panel = Panel.ROWS
+
     format: Annotated[
         str,
         Option(
-            "Format of the files: parquet, npy (pickled, deprecated) or jsonl.", choices=FORMATS, chart="shards.format"
+            "Format of the files; npy is pickled, and deprecated.",
+            choices=FORMATS,
+            chart="shards.format",
+            panel=Panel.OUTPUT,
+            usual=True,
         ),
     ] = FORMATS[0]
     over_long: Annotated[
         str,
         Option(
-            "A sequence longer than a row: fail, drop (and count it), or split (only for documents without a mask).",
+            "What to do with a sequence longer than a row; split is for documents without a mask.",
             choices=(FAIL, DROP, SPLIT),
             chart="rows.overLong",
+            usual=True,
         ),
     ] = FAIL
     key: Annotated[
-        str | None, Option("The key to pack from a preprocessed dataset with several keys.", chart="dataset.key")
+        str | None,
+        Option(
+            "The key to pack from a preprocessed dataset with several keys.",
+            metavar="KEY",
+            chart="dataset.key",
+            panel=Panel.INPUT,
+        ),
     ] = None
 
     def request(self) -> dict[str, object]:

@@ -4,11 +4,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from tokenmill.core.machine import available_memory
-from tokenmill.engine.options import InvalidOption, Option, parse_byte_size, parse_size_limit
+from tokenmill.engine.options import InvalidOption, Option, Panel, parse_byte_size, parse_size_limit
 from tokenmill.records.block_kinds import DEFAULT_ZSTD_WINDOW, MAX_RECORD_BYTES, MEMORY_PER_RECORD_BYTE, ReadSettings
 from tokenmill.sources.options import RecordOptions
 from tokenmill.stages.transform import shards
-from tokenmill.stages.transform.builtin import BUILTIN
 from tokenmill.stages.transform.call import TransformCall, parse_call
 
 DEFAULT_SHARD_SIZE = "256MB"
@@ -25,10 +24,12 @@ JSONL, PARQUET = "jsonl", "parquet"
 class TransformOptions(RecordOptions):
     """The options that determine the records and the shards."""
 
+    panel = Panel.TRANSFORM
+
     transform: Annotated[
         str,
         Option(
-            f"{', '.join(BUILTIN)}, or module:function of yours; with arguments as 'sft(input=question)'.",
+            "Built-in transform, such as sft, or module:function; with arguments as 'sft(input=question)'.",
             show_default=False,
             chart="function.name",
         ),
@@ -36,33 +37,51 @@ class TransformOptions(RecordOptions):
     set: Annotated[
         list[str] | None,
         Option(
-            "An argument of the transform, as input=question; repeatable.",
+            "An argument of the transform, such as input=question; repeatable.",
+            metavar="NAME=VALUE",
             show_default=False,
             chart="function.arguments",
+            usual=True,
         ),
     ] = None
     shard_size: Annotated[
         int | None,
         Option(
             f"Size of the input of each shard; MB is MiB. Default: {DEFAULT_SHARD_SIZE}.",
+            metavar="SIZE",
             parse=parse_size_limit,
             chart="shards.size",
+            panel=Panel.OUTPUT,
         ),
     ] = None
-    shards: Annotated[int | None, Option("Number of shards.", minimum=1, maximum=1_000_000, chart="shards.number")] = (
-        None
-    )
+    shards: Annotated[
+        int | None,
+        Option(
+            "Number of shards.", minimum=1, maximum=1_000_000, chart="shards.number", panel=Panel.OUTPUT, usual=True
+        ),
+    ] = None
     output_format: Annotated[
-        str, Option("jsonl, or parquet, which verl and TRL read.", choices=(JSONL, PARQUET), chart="shards.format")
+        str,
+        Option(
+            "Format of the shards; verl and TRL read parquet.",
+            choices=(JSONL, PARQUET),
+            chart="shards.format",
+            panel=Panel.OUTPUT,
+            usual=True,
+        ),
     ] = JSONL
-    compression: Annotated[str, Option("none, or zstd.", choices=(NONE, ZSTD), chart="shards.compression")] = NONE
+    compression: Annotated[
+        str,
+        Option("Compression of the shards.", choices=(NONE, ZSTD), chart="shards.compression", panel=Panel.OUTPUT),
+    ] = NONE
     format: Annotated[
         str | None,
         Option(
-            "Read files with any name as jsonl, json (arrays, or objects over several lines), parquet or arrow. "
-            "Default: by file name.",
+            "Read all files in this format. Default: by file name.",
             choices=("jsonl", "json", "parquet", "arrow"),
             chart="dataset.format",
+            panel=Panel.INPUT,
+            usual=True,
         ),
     ] = None
 
