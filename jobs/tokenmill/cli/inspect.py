@@ -75,7 +75,12 @@ def inspect(
         ),
     ] = None,
     all_text: Annotated[
-        bool, typer.Option("--all", help=f"Show the complete text of the document, not {MAX_TEXT:,} characters.")
+        bool,
+        typer.Option(
+            "--all",
+            rich_help_panel=Panel.OUTPUT,
+            help=f"Show the complete text of the document, not {MAX_TEXT:,} characters.",
+        ),
     ] = False,
     json: o.Json = False,
 ) -> None:
