@@ -193,7 +193,7 @@ def test_secret_of_a_uri_is_not_recorded_or_printed(tmp_path: Path, uri: str) ->
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
-    with pytest.raises(RequestError, match=r"tokenmill\[s3\]"):
+    with pytest.raises(RequestError, match=r"pip install .\.\[s3\]"):
         open_source("s3://bucket/prefix", stall_seconds=1)
 
 
