@@ -105,10 +105,8 @@ describe_data(sys.argv[1], seq_length=32, samples=64, split="1,0,0")
 """
 
 
-def check_light_installation(
-    installed: Environment, dataset: Path, scratch: Path, loaders: tuple[str, ...] = ()
-) -> None:
-    """Check the public modules and the commands of tokenmill-core with a dataset of the complete installation."""
+def check_light_installation(installed: Environment, dataset: Path, scratch: Path, *loaders: str) -> None:
+    """Check tokenmill-core with a dataset of the complete installation; `loaders` have their frameworks there."""
     scratch.mkdir()
     read = installed.run("-c", READ, dataset, *loaders)
     assert read.out.strip() == tokenmill.data.open(dataset, seq_length=32, samples=64).digest(0, 64), read.err
