@@ -1,6 +1,6 @@
 """The wheels of `make dist` in new environments with packages from the network.
 
-tokenmill-core with the lowest versions that it accepts, and beside each framework's own pins; tokenmill complete.
+tokenmill-core with the lowest versions that it accepts, and next to each framework's own pins; tokenmill complete.
 tests/unit/test_installations.py needs no network.
 """
 
@@ -58,7 +58,7 @@ def test_the_lowest_versions(wheels: dict[str, Path], dataset: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_beside_a_framework(
+def test_next_to_a_framework(
     framework: str, wheels: dict[str, Path], dataset: Path, tmp_path: Path, megatron_python: str
 ) -> None:
     """Install what the framework pins of tokenmill's packages; it and PyTorch come from their own environment."""
@@ -78,7 +78,7 @@ def test_beside_a_framework(
 
 
 def test_the_complete_package(wheels: dict[str, Path], tmp_path: Path) -> None:
-    """What a newcomer installs prepares the sample corpus."""
+    """The package for a newcomer prepares the sample corpus."""
     installed = Environment(tmp_path / "environment")
     installed.pip("install", "--find-links", wheels["tokenmill"].parent, f"tokenmill=={__version__}")
     ended = installed.tokenmill("sample", tmp_path / "sample")
