@@ -111,9 +111,9 @@ image-training: ## Build the image of training on NVIDIA's PyTorch (IMAGE_TRAINI
 	@$(PYTHON) tools/build_image.py $(IMAGE_TRAINING) images/training/Containerfile $(VERSION) \
 	  $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) $(FLAGS)
 
-dist: $(VENV)/.installed chart-tools ## Build the files of a release into dist/: wheel, sdist, charts with their values/, checksums
+dist: $(VENV)/.installed chart-tools ## Build the files of a release into dist/: wheels, sdists, charts with their values/, checksums
 	rm -rf dist
-	$(BIN)/python -m hatchling build -d dist
+	$(BIN)/python tools/dist.py dist $(VERSION)
 	for values in charts/*/values.yaml; do $(TOOLS)/helm package "$$(dirname "$$values")" -d dist || exit 1; done
 	cd dist && sha256sum * > SHA256SUMS
 

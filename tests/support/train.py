@@ -103,7 +103,7 @@ class Job:
         for name in names:
             (self.faults / name).touch()
 
-    def _prepare(self, rank: int) -> tuple[list[str], dict[str, str]]:
+    def prepare(self, rank: int = 0) -> tuple[list[str], dict[str, str]]:
         """Write the settings; return the arguments and the variables of a node."""
         path, new = self.directory / "settings.json", self.directory / f"settings-{rank}.new"
         new.write_text(json.dumps(self.settings))
@@ -122,7 +122,7 @@ class Job:
 
     def start(self, rank: int = 0, *, log: int | None = None) -> "subprocess.Popen[str]":
         """Start a node, perhaps with another descriptor for its log."""
-        arguments, variables = self._prepare(rank)
+        arguments, variables = self.prepare(rank)
         node = subprocess.Popen(
             ["sh", "-c", f'{self.shell}; exec "$@"', "sh", sys.executable, "-m", "tokenmill", *arguments],
             env=environment() | variables,
@@ -136,7 +136,7 @@ class Job:
     def fork(self, rank: int = 0) -> "ForkedNode":
         """Start a node as a fork of a process that has imported tokenmill."""
         assert self.forge
-        arguments, variables = self._prepare(rank)
+        arguments, variables = self.prepare(rank)
         node = ForkedNode(self.forge.start(arguments, log=str(self.directory / f"log-{rank}"), env=variables))
         self.started.append(node)
         return node
@@ -154,7 +154,7 @@ class Job:
         before = len(self.log()) if (self.directory / "log-0").exists() else 0
         if self.forge is None:
             return self.start().wait(seconds), self.log()[before:]
-        arguments, variables = self._prepare(0)
+        arguments, variables = self.prepare(0)
         run = self.forge.start(arguments, log=str(self.directory / "log-0"), env=variables)
         code = run.wait(seconds)
         assert isinstance(code, int), code

@@ -18,7 +18,7 @@ from tokenmill.cli.commands import AllCommands
 from tokenmill.core import redaction
 from tokenmill.core.json_lines import ErrorEvent, format_json
 from tokenmill.core.printing import printable_message
-from tokenmill.errors import TokenmillError
+from tokenmill.errors import RequestError, TokenmillError
 
 HELP = """Turn text into training data for Megatron-LM, exact and restartable.
 
@@ -38,6 +38,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+COMPLETE_PACKAGES = {
+    "fastokens": "fastokens",
+    "fsspec": "fsspec",
+    "gigatoken": "gigatoken",
+    "google": "protobuf",
+    "huggingface_hub": "huggingface_hub",
+    "jinja2": "jinja2",
+    "markupsafe": "jinja2",
+    "pyarrow": "pyarrow",
+    "rich": "rich",
+    "sentencepiece": "sentencepiece",
+    "tokenizers": "tokenizers",
+    "transformers": "transformers",
+    "urllib3": "urllib3",
+    "zstandard": "zstandard",
+}
+"""The packages of tokenmill that tokenmill-core does not require, by the name of each module."""
 
 
 def _print_version(requested: bool) -> None:
@@ -92,11 +110,18 @@ def _run_command() -> None:
 
 @contextlib.contextmanager
 def _explain_rest() -> Iterator[None]:
-    """Explain an OSError for which no command has its own directory; the import takes time only after an error."""
+    """Explain an OSError for which no command has its own directory, and a package that tokenmill-core lacks."""
     try:
         yield
+    except ModuleNotFoundError as error:
+        package = COMPLETE_PACKAGES.get((error.name or "").partition(".")[0])
+        if package is None:
+            raise
+        raise RequestError(
+            f"the package {package}, which this command needs, is not installed; run pip install tokenmill"
+        ) from None
     except OSError as error:
-        from tokenmill.core.files.explain import explain_os_errors
+        from tokenmill.core.files.explain import explain_os_errors  # takes time, only after an error
 
         with explain_os_errors(Path(error.filename or "a file")):
             raise

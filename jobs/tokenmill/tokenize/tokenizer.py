@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -322,6 +323,8 @@ def _run_subprocesses(
     work: Path, request: TokenizerRequest, log: Callable[[str], None]
 ) -> tuple[ResolveOutcome, Verdict]:
     """Load the tokenizer of `work` in a subprocess, then run the parity gate in another one."""
+    if find_spec("tokenizers") is None:  # a subprocess would end as if the tokenizer's files were damaged
+        raise ModuleNotFoundError("No module named 'tokenizers'", name="tokenizers")
     (work / "request.json").write_text(format_json(request))
     environ = child_environment() | {"HF_HOME": str(work / "home")}
     command = [sys.executable, "-P", "-m", "tokenmill.tokenize.resolve", str(work)]
