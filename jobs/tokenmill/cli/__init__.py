@@ -118,7 +118,8 @@ def _explain_rest() -> Iterator[None]:
         if package is None:
             raise
         raise RequestError(
-            f"the package {package}, which this command needs, is not installed; run pip install . in the clone of tokenmill"
+            f"the package {package}, which this command needs, is not installed; run pip install . in the clone of "
+            "tokenmill"
         ) from None
     except OSError as error:
         from tokenmill.core.files.explain import explain_os_errors  # takes time, only after an error
