@@ -124,7 +124,7 @@ def test_a_command_names_the_missing_package(
     message = (
         f"error: the package {package}, which this command needs, is not installed; run pip install . in the clone"
     )
-    assert ended.code == 2 and ended.err.splitlines()[-1].startswith(message), ended
+    assert (ended.code, ended.err.splitlines()[-1]) == (2, f"error: {message}"), ended
     assert "Traceback" not in ended.err
     if words[0] == "report":
         assert json.loads(light.tokenmill(*words, "--json").err.splitlines()[-1])["message"] == message
