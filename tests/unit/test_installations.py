@@ -121,9 +121,8 @@ def test_a_command_names_the_missing_package(
         (tmp_path / name).write_bytes(content)
     words = command.format(scratch=tmp_path, dataset=dataset, tokenizer=TOKENIZER).split()
     ended = light.tokenmill(*words)
-    message = (
-        f"error: the package {package}, which this command needs, is not installed; run pip install . in the clone"
-    )
+    message = f"the package {package}, which this command needs, is not installed; run pip install . in the clone of "
+    message += "tokenmill"
     assert (ended.code, ended.err.splitlines()[-1]) == (2, f"error: {message}"), ended
     assert "Traceback" not in ended.err
     if words[0] == "report":
