@@ -130,7 +130,7 @@ def test_a_stopped_pod_counts_only_soon_after_its_start(slow_hub: Namespace, sec
         f" --set dataset.repo={DATASET},dataset.connections=1 {SMALL} --set-json 'extraEnv={early}'"
     )
     pod = wait_for(lambda: running(slow_hub, name).get(0))
-    assert pod and wait_for(lambda: "running:" in slow_hub.logs(pod)), slow_hub.describe(name)
+    assert pod and wait_for(lambda: "to run, " in slow_hub.logs(pod)), slow_hub.describe(name)
     slow_hub.user.check(f"kubectl delete pod {pod} --wait=false")
     counts = wait_for(lambda: {k: n for k in ("failure", "ignored-failure") if (n := failures(slow_hub, name, k))}, 90)
     assert counts == {kind: 1}, slow_hub.describe(name)

@@ -21,7 +21,7 @@ def test_a_stop_soon_after_the_start_is_a_failure(tmp_path: Path, where: str, se
         process = start(*command, hub=hub, TOKENMILL_EARLY_STOP_SECONDS=seconds)
         assert process.stderr
         for line in process.stderr:
-            if ("running:" if where == "a-file" else "planning") in line:
+            if ("to run, " if where == "a-file" else "retrying in") in line:
                 break
         process.terminate()
         result = finish(process)

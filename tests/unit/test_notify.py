@@ -153,7 +153,7 @@ def test_a_stopped_worker_announces_nothing(corpus: Path) -> None:
             TOKENMILL_NOTIFY_URL=receiver.url,
         )
         for line in process.stderr or ():
-            if "running:" in line:
+            if "to run, " in line:
                 break
         process.terminate()
         assert finish(process).code == 143
