@@ -63,7 +63,8 @@ def test_full_disk(
     failed = forge.run(run(output))
     assert failed.exit == 2, failed.output
     assert "no space left" in failed.output and "free space" in failed.output
-    assert failed.output.count(f"{stage} of ") == 1, "the worker tries more units on a full disk"
+    at_once = len(tree(corpus)) if stage == "download" else processes + 1
+    assert failed.output.count("no space left") <= at_once, "the worker tries more units on a full disk"
     assert not (output / ".tokenmill" / stage / "manifest.json").exists()
     kept = receipts(output, stage)
     assert len(kept) < len(receipts(reference, stage))
