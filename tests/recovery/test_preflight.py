@@ -90,6 +90,9 @@ def test_a_dry_run_prints_the_command_and_starts_nothing(tmp_path: Path, tokeniz
     command = [sys.executable, "-m", "tokenmill", "train", str(path), "--dry-run"]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
     assert done.stdout.startswith("torchrun \\\n  --nnodes=2 \\\n  --nproc_per_node=2 \\\n")
-    assert "\n  --tensor-model-parallel-size 4 \\\n" in done.stdout and "--tokenizer-type HuggingFaceTokenizer" in done.stdout
+    assert (
+        "\n  --tensor-model-parallel-size 4 \\\n" in done.stdout
+        and "--tokenizer-type HuggingFaceTokenizer" in done.stdout
+    )
     assert "warning: tensor parallel 4 is more than the 2 GPUs of a node" in done.stderr
     assert not (tmp_path / "checkpoints").exists()

@@ -21,8 +21,12 @@ def test_report_of_a_run_that_was_killed_once(job: Callable[..., Job], tmp_path:
     ended = run_in_process("report", run.checkpoints, "--json")
     assert ended.code == 0, ended.err
     without_log = ended.result
-    assert without_log["kind"] == "run" and without_log["summary"] is None
-    assert "--metrics" in without_log["notes"][0]
+    assert without_log["kind"] == "run" and without_log["summary"]["steps"] == ITERATIONS, "from the run's curve"
+    curve = run.checkpoints / ".tokenmill/train/curve.jsonl"
+    curve.rename(tmp_path / "moved")
+    without_curve = run_in_process("report", run.checkpoints, "--json").result
+    assert without_curve["summary"] is None and "--metrics" in without_curve["notes"][0]
+    (tmp_path / "moved").rename(curve)
 
     log_file = run.directory / "log-0"
     records = run.checkpoints / ".tokenmill/train/attempts.json"
