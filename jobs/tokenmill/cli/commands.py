@@ -81,7 +81,7 @@ class Command(TyperCommand):
         help_text.write_panels(ctx, formatter)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the subcommands into the help: there are none."""
+        """Write nothing: this command has no subcommands."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line; end with a message if an argument or a path is empty, or a path an address."""
@@ -183,7 +183,7 @@ class AllCommands(CommandGroup):
     """All commands. Each is imported when it is needed, because the import of all takes longer than a start."""
 
     def __init__(self, **settings: Any) -> None:
-        """Make the group; a command that is not imported is None."""
+        """Make the group; the value of a command is None until the group imports it."""
         super().__init__(**settings)
         self.commands = dict.fromkeys(COMMANDS)  # type: ignore[assignment]
 

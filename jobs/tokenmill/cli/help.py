@@ -33,7 +33,7 @@ def help(
 
 
 def _enter(context: Any, name: str) -> Any:
-    """Return the context of a command below another; end with a usage message if there is none of this name."""
+    """Return the context of a command below another; end with a usage message for an unknown name."""
     command = context.command
     if isinstance(command, CommandGroup):
         _, below, _ = command.resolve_command(context, [name])

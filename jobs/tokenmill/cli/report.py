@@ -49,7 +49,7 @@ def report(
             rich_help_panel=Panel.OUTPUT,
             min=0,
             max=100,
-            help="Show this many texts of the data for each reason and kind. Without it, there are none.",
+            help="Show this many texts of the data for each reason and kind. The default shows no text.",
         ),
     ] = 0,
     sample_tokens: Annotated[

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tokenmill.core.json_lines import JsonEvent, print_json
 from tokenmill.core.printing import PrintedTable, align, format_bytes, format_count, format_duration, format_share
 from tokenmill.engine.announce import StageEnd
-from tokenmill.engine.exporter import MetricsExporter
+from tokenmill.engine.exporter import MetricsExporter, MetricsTarget
 from tokenmill.engine.metrics import StageCollector
 from tokenmill.engine.notify.announcer import Announcer
 from tokenmill.engine.options import RunOptions, WorkerOptions
@@ -42,7 +42,9 @@ def open_stage_run(
     """Combine the options that control how stages run, and export the metrics of these stages."""
     workers = workers or WorkerOptions()
     reporter, collector = Reporter(json_lines=run.json), StageCollector()
-    with MetricsExporter(run.metrics, "tokenmill", [collector], reporter.warn) as exporter:
+    with MetricsExporter(
+        MetricsTarget() if run.dry_run else run.metrics, "tokenmill", [collector], reporter.warn
+    ) as exporter:
         collector.publish = exporter.publish
         yield StageRun(
             reporter,

@@ -112,7 +112,8 @@ def run_worker(stage: Stage, request: Request, run: StageRun, metrics: StageMetr
         if todo or completion.manifest:
             completed = completion.manifest is not None and not recorded
             sweep(record, {unit.id for unit in (plan.units if completed else share)}, complete=completed)
-    record_rate(plan.stage, sum(unit.weight for unit in todo), time.monotonic() - planned)
+    if run.collector is not None:  # the sample of a dry run has no collector, and is too small to measure
+        record_rate(plan.stage, sum(unit.weight for unit in todo), time.monotonic() - planned)
     return Summary(plan, completion, time.monotonic() - started, planned - started, len(todo), len(done))
 
 
