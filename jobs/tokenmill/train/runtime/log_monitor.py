@@ -230,8 +230,7 @@ class LogMonitor:
             return f"rank {root} was terminated by signal {-code}"
         if silent := self._silent_rank:
             rank, code = silent
-            earlier = self._earlier_failures.get(str(rank)) or self._earlier_failures.get("")
-            if earlier and code == 1:
+            if code == 1 and (earlier := self._earlier_failures.get("")):
                 return earlier
             if self.saved_before_nan:
                 return f"rank {rank} ended with exit code {code} because of NaN; the log of another node names the rank"
@@ -262,8 +261,13 @@ class LogMonitor:
 
     @property
     def _relevant_failures(self) -> dict[str, str]:
-        """Return the failure of each rank, first that of the rank which torchrun names."""
-        failures = dict(reversed(self._failures.items()))
+        """Return the failure of each rank, first that of the rank which torchrun names.
+
+        A rank that ended with code 1, and printed no other exception since, did not survive its earlier one.
+        """
+        ended = (str(rank) for rank, code in self._rank_codes.items() if code == 1)
+        earlier = {rank: self._earlier_failures[rank] for rank in ended if rank in self._earlier_failures}
+        failures = dict(reversed((earlier | self._failures).items()))
         root = str(self._first_failure[0])
         # The output names its ranks here. Lines without a rank are then warnings, or come from torchrun.
         if root in failures:
