@@ -210,7 +210,7 @@ def find_pair_record(prefix: Path, kinds: Sequence[StageKind] = (PREPROCESS,)) -
 
 def find_document(dataset: Dataset, number: int, *, key: str | None, prefix: str | None) -> Document:
     """Return document `number` of the pairs of one key, or of the pair `prefix`; -1 is the last document."""
-    from tokenmill.datasets.formats.indexed.reader import IndexedReader
+    from tokenmill.datasets.formats.indexed.reader import map_pair
 
     known_keys = [name for name in dataset.basis.keys if name != dataset.basis.mask]
     keys = [name for name in known_keys if key in (None, name)]
@@ -236,7 +236,7 @@ def find_document(dataset: Dataset, number: int, *, key: str | None, prefix: str
         )
     chosen = bisect_right(ends, number)
     pair, local = pairs[chosen], number - (ends[chosen - 1] if chosen else 0)
-    reader = IndexedReader(join_inside(dataset.record.output, pair.prefix))
+    reader = map_pair(join_inside(dataset.record.output, pair.prefix))
     return Document(pair, local, reader.document(local).tolist(), locate(pair.parts or [], local))
 
 

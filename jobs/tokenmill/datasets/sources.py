@@ -10,7 +10,7 @@ from tokenmill.core.files.user_path import local_path
 from tokenmill.datasets.blend_file import WeightedSource
 from tokenmill.datasets.contract import CHAT, PREPROCESS
 from tokenmill.datasets.dataset import Dataset, check_same_tokenizer, find_dataset, find_pair_record, open_dataset
-from tokenmill.datasets.formats.indexed.reader import IndexedReader
+from tokenmill.datasets.formats.indexed.reader import map_pair
 from tokenmill.datasets.split import DatasetLabels
 from tokenmill.datasets.weighted import Pair, WeightedDataset
 from tokenmill.engine.stage_input import find_records
@@ -148,7 +148,7 @@ def _check_dtypes(dataset: Dataset, opened: WeightedDataset) -> None:
 
 def _open_unrecorded(prefix: Path) -> Pair:
     """Open a pair that another program made."""
-    reader = IndexedReader(prefix)
+    reader = map_pair(prefix)
     if reader.dtype.kind == "f":
         raise RequestError(
             f"{prefix}.idx has the dtype {reader.dtype.name}, but token ids must be integers; write the pair again "

@@ -42,9 +42,9 @@ class Pair:
     @cached_property
     def reader(self) -> "IndexedReader":
         """The reader of the pair, opened when it is first used."""
-        from tokenmill.datasets.formats.indexed.reader import IndexedReader
+        from tokenmill.datasets.formats.indexed.reader import map_pair
 
-        return IndexedReader(Path(self.prefix))
+        return map_pair(Path(self.prefix))
 
     @cached_property
     def content(self) -> str:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -179,6 +180,24 @@ class IndexedReader:
         return self.ids[start // size : stop]
 
 
+def map_pair(prefix: Path) -> IndexedReader:
+    """Map a pair; return the reader that this process has already, if the files are unchanged.
+
+    The parts of a run (train, validation, test) have the same pairs, and each map keeps a file open.
+    """
+    try:
+        key = (str(prefix.absolute()), *_describe_files(prefix))
+    except FileNotFoundError:
+        return IndexedReader(prefix)  # which names the missing file
+    reader = _open_readers.get(key)
+    if reader is None:
+        reader = _open_readers[key] = IndexedReader(prefix)
+    return reader
+
+
+_open_readers = WeakValueDictionary[tuple[object, ...], IndexedReader]()
+
+
 def _describe_files(prefix: Path) -> list[tuple[int, int]]:
     """Return the size and the time of the last change of the files of a pair."""
     statuses = [Path(f"{prefix}{suffix}").stat() for suffix in (".idx", ".bin")]
@@ -186,7 +205,7 @@ def _describe_files(prefix: Path) -> list[tuple[int, int]]:
 
 
 def _open_again(prefix: Path, state: list[tuple[int, int]]) -> IndexedReader:
-    reader = IndexedReader(prefix)
+    reader = map_pair(prefix)
     if _describe_files(prefix) != state:
         raise DamagedPair(Path(f"{prefix}.bin"), "it was replaced while a program was reading it")
     return reader
