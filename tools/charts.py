@@ -14,6 +14,7 @@ Each product is generated from the following sources, never from the product tha
   contain the keys of the values.
 - Dashboards of the monitoring chart: charts/monitoring/dashboards/*.yaml, through tools/dashboards.py.
 - values/models: the recipes in tokenmill.models.presets.
+- Versions of the charts, and those in examples and documents: tokenmill.__version__.
 - READMEs: README.md.gotmpl and the comments in values.yaml, through helm-docs.
 
     python tools/charts.py            write the files
@@ -21,6 +22,7 @@ Each product is generated from the following sources, never from the product tha
 """
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -33,6 +35,7 @@ from dashboards import dashboard
 from docstrings import read_field_docstrings
 from fresh import Content, load_yaml, write_or_check
 
+from tokenmill import __version__
 from tokenmill.cli.commands import chart_keys, list_options
 from tokenmill.cli.groups import Declaration
 from tokenmill.engine.options import parse_size_limit
@@ -46,6 +49,12 @@ ROOT = Path(__file__).parents[1]
 CHARTS = ROOT / "charts"
 STAGES = [kind.name for kind in KINDS if (CHARTS / f"dataset-{kind.name}/Chart.yaml").exists()]
 TRAINING = CHARTS / "megatron-training"
+WRITTEN_VERSION = re.compile(
+    r"(?:(?<=tokenmill-jobs:)|(?<=tokenmill-training:)|(?<=dataset-download-)|(?<=targetRevision: )|(?<=ref: \{tag: )"
+    r'|(?<=team/megatron-training --version )|(?<="version": ")|(?<=tokenmill-)|(?<=tokenmill_core-)'
+    r"|(?<=# tokenmill ))\d+\.\d+\.\d+\b"
+)
+"""A version of tokenmill in a document or an example."""
 MARKER = "# The rest is the same in every stage's chart. Edit charts/common/*.values.yaml and run `make charts`.\n\n"
 POD_MARKER = (
     "# The rest is the same in every chart that runs pods. Edit charts/common/pod.values.yaml and run `make charts`."
@@ -495,6 +504,19 @@ def readme(chart: Path) -> str:
     return process.stdout.strip() + "\n"
 
 
+def versioned_files() -> Iterator[tuple[Path, str]]:
+    """Yield the files that have the version of tokenmill: the charts, and examples and documents that users copy."""
+    for path in sorted(CHARTS.glob("*/Chart.yaml")):
+        yield path, re.sub(r'(?<=ersion: )"?[\d.]+"?$', _same_quotes, path.read_text(), flags=re.MULTILINE)
+    others = (*ROOT.glob("docs/*.*"), *ROOT.glob("examples/**/*.*"), ROOT / "values/README.md", ROOT / "README.md")
+    for path in sorted(path for path in others if path.suffix in (".md", ".yaml") and path.is_file()):
+        yield path, WRITTEN_VERSION.sub(__version__, path.read_text())
+
+
+def _same_quotes(match: re.Match[str]) -> str:
+    return f'"{__version__}"' if match[0].startswith('"') else __version__
+
+
 def generated_files() -> Iterator[tuple[Path, Content]]:
     """Yield each generated file with its content. READMEs come last: helm-docs reads the values that were written."""
     for stage in STAGES:
@@ -514,6 +536,7 @@ def generated_files() -> Iterator[tuple[Path, Content]]:
         yield source.with_suffix(".json"), dashboard(source)
     yield CHARTS / "shared-storage/backends.json", backends_file()
     yield from model_values_files()
+    yield from versioned_files()
     for template in sorted(CHARTS.glob("*/README.md.gotmpl")):
         yield template.parent / "README.md", readme(template.parent)
 

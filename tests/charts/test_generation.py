@@ -50,6 +50,17 @@ def copy_package(copy: Path) -> Path:
     return copy / "jobs/tokenmill"
 
 
+def test_the_package_has_the_version_of_every_chart(copy: Path) -> None:
+    edit(copy_package(copy) / "__init__.py", r'^__version__ = ".*"$', '__version__ = "7.8.9"')
+    assert "charts/dataset-chat/Chart.yaml" in generate(copy, "--check").stderr
+    assert generate(copy).returncode == 0
+    for path in (copy / "charts").glob("*/Chart.yaml"):
+        chart = yaml.safe_load(path.read_text())
+        versions = [chart["version"], *(common["version"] for common in chart.get("dependencies", []))]
+        assert {*versions, chart.get("appVersion", "7.8.9")} == {"7.8.9"}, path
+    assert "team/megatron-training --version 7.8.9" in (copy / "values/README.md").read_text()
+
+
 NEW_OPTION = """\
     emphasis: Annotated[
         float | None, Option("How strongly.", minimum=1, chart="tokenizer.emphasis")

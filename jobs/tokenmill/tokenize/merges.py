@@ -12,6 +12,7 @@ characters finds this last merge; no text reaches the other merges that form the
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from itertools import chain, pairwise, repeat
 from pathlib import Path
 
@@ -55,8 +56,13 @@ def write_encoder_file(backend: Path) -> None:
     merges = model.get("merges") or []
     reachable = reachable_merges(model)
     if len(reachable) < len(merges):
-        reduced = value | {"model": model | {"merges": [merges[rank] for rank in reachable]}}
-        write_atomic(path, orjson.dumps(reduced))
+        write_atomic(path, orjson.dumps(keep_merges(value, reachable)))
+
+
+def keep_merges(backend: JsonObject, ranks: Iterable[int]) -> JsonObject:
+    """Return a backend with the merges of some ranks."""
+    model = backend["model"]
+    return backend | {"model": model | {"merges": [model["merges"][rank] for rank in ranks]}}
 
 
 def reachable_merges(model: JsonObject) -> list[int]:

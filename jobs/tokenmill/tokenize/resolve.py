@@ -33,7 +33,7 @@ from tokenmill.tokenize.engines.base import EncoderUnavailable, template_ids
 from tokenmill.tokenize.gate import adversarial_texts, code_point_probes, write_gate_files
 from tokenmill.tokenize.resolution import LoadedFields, ResolveOutcome, TokenizerRequest
 from tokenmill.tokenize.sentencepiece_model import SentencePieceModel, find_only_model
-from tokenmill.tokenize.tokenizer_files import ADDITIONAL_TEMPLATES
+from tokenmill.tokenize.tokenizer_files import ADDITIONAL_TEMPLATES, KEPT_SETTINGS
 
 EOD_TOKENS = (
     "<|end_of_text|>",
@@ -56,8 +56,6 @@ NFKC returns at most 18 characters for one character.
 """
 
 SPECIAL_TOKEN_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-KEPT_SETTINGS = ("model_max_length", "clean_up_tokenization_spaces", "chat_template")
-"""Settings that do not change ids. Others, such as add_bos_token and added_tokens_decoder, override the file."""
 
 
 class LoadedTokenizer(NamedTuple):

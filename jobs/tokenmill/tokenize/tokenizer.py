@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -45,7 +45,8 @@ from tokenmill.tokenize.gate import (
     wait_for_child,
     was_killed,
 )
-from tokenmill.tokenize.resolution import LoadedFields, ResolveOutcome, TokenizerRequest
+from tokenmill.tokenize.known_tokenizers import find_known
+from tokenmill.tokenize.resolution import ResolveOutcome, TokenizerRequest, TokenizerResolution
 from tokenmill.tokenize.tokenizer_files import (
     fetch,
     hash_directory,
@@ -128,7 +129,7 @@ def resolve_tokenizer(
     Without `need_eod`, a tokenizer need not have an eos token. `source` selects the ids if transformers' class and the
     tokenizer's file differ: class, file, or None, which raises RequestError for a difference. With `special_in_text`
     split, encoders treat special tokens in texts as ordinary text. `log` prints the progress, and `detail` the use of
-    the cache. `use_cache` reads and writes the results in `tokenize.cache`.
+    the cache. `use_cache` reads and writes the results in `tokenize.cache`, and reads those of `known_tokenizers`.
 
     Raises:
         RequestError: the tokenizer cannot be used.
@@ -154,16 +155,20 @@ def resolve_tokenizer(
         special_in_text=special_in_text,
     )
     identity = {name: value for name, value in msgspec.structs.asdict(request).items() if name != "texts"}
-    libraries = {"engines": list(engines.ENGINES), "versions": versions()}
+    packages = versions()
+    libraries = {"engines": list(engines.ENGINES), "versions": packages}
     key = content_id({**identity, **libraries, "files": _hash_files(files)})
     resolution = _load_from_cache(key) if use_cache else None
-    if resolution is None:
+    if resolution is not None:
+        detail(f"using the cached resolution of the tokenizer {reference}: the library versions are the same")
+    elif use_cache and (resolution := find_known(files, request, packages)):
+        detail(f"the encoders of the tokenizer {reference} were checked for this version of tokenmill")
+        cache.store(key, resolution.to_files())
+    else:
         log(f"loading the tokenizer {reference} and checking the encoders")
         resolution = _resolve_in_scratch(files, request, texts, scratch, log)
         if use_cache and resolution.verdict.is_repeatable:
             cache.store(key, resolution.to_files())
-    else:
-        detail(f"using the cached resolution of the tokenizer {reference}: the library versions are the same")
     resolved = ResolvedTokenizer.from_json(
         {
             "reference": reference,
@@ -181,40 +186,6 @@ def resolve_tokenizer(
     write_atomic(destination / "resolved.json", readable_json(resolved.to_json()))
     write_atomic(destination / "verdict.json", readable_json(resolution.verdict.to_json()))
     return resolved, resolution.verdict
-
-
-class TokenizerResolution(NamedTuple):
-    """The result of the subprocesses: the tokenizer's files, the backend files, and the fields of the tokenizer."""
-
-    files: dict[str, bytes]
-    backends: dict[str, bytes]
-    fields: LoadedFields
-    special_tokens: list[str]
-    verdict: Verdict
-
-    def to_files(self) -> dict[str, bytes]:
-        """Return the resolution as the files of a cache entry."""
-        about = {"fields": self.fields.to_json(), "special": self.special_tokens, "verdict": self.verdict.to_json()}
-        return {
-            "about.json": readable_json(about),
-            **{f"tokenizer-{name}": data for name, data in self.files.items()},
-            **{f"backend-{name}": data for name, data in self.backends.items()},
-        }
-
-    @classmethod
-    def from_files(cls, files: dict[str, bytes]) -> "TokenizerResolution":
-        """Return the resolution in the files of a cache entry.
-
-        Raises:
-            ValueError, KeyError, TypeError: the entry is invalid.
-        """
-        about = json.loads(files["about.json"])
-
-        def select(prefix: str) -> dict[str, bytes]:
-            return {name.removeprefix(prefix): data for name, data in files.items() if name.startswith(prefix)}
-
-        fields, verdict = LoadedFields.from_json(about["fields"]), Verdict.from_json(about["verdict"])
-        return cls(select("tokenizer-"), select("backend-"), fields, about["special"], verdict)
 
 
 def versions() -> dict[str, str]:

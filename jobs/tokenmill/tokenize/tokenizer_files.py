@@ -40,6 +40,9 @@ ADDITIONAL_TEMPLATES = "additional_chat_templates"
 
 _TEMPLATE_NAME = re.compile(rf"{ADDITIONAL_TEMPLATES}/[A-Za-z0-9][\w.-]{{0,99}}\.jinja", re.ASCII)
 
+KEPT_SETTINGS = ("model_max_length", "clean_up_tokenization_spaces", "chat_template")
+"""Settings of tokenizer_config.json that do not change ids. Others, such as add_bos_token, override tokenizer.json."""
+
 MAX_ADDITIONAL_TEMPLATES = 64
 """Number of named chat templates; the largest known one is below 10."""
 
@@ -52,6 +55,11 @@ HUB_TIMEOUT_SECONDS = 300.0
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 T = TypeVar("T")
+
+
+def is_template(name: str) -> bool:
+    """Return whether a file of a tokenizer has a chat template."""
+    return name in ("chat_template.jinja", "chat_template.json") or _TEMPLATE_NAME.fullmatch(name) is not None
 
 
 def local_directory(reference: str, revision: str | None) -> Path | None:
