@@ -96,7 +96,7 @@ def make_model(options: argparse.Namespace) -> LlamaForCausalLM:
 
 
 def compute_loss(model: torch.nn.Module, batch: dict[str, torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Return the mean loss of the trained tokens of a batch, whose labels are already shifted."""
+    """Return the mean loss of the loss tokens of a batch, whose labels are already shifted."""
     with torch.autocast("cuda", torch.bfloat16, enabled=device.type == "cuda"):
         logits = model(batch["tokens"].to(device)).logits
     return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), batch["labels"].to(device).flatten())

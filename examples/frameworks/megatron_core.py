@@ -82,7 +82,7 @@ def convert_model(llama: LlamaForCausalLM) -> GPTModel:
 
 
 def compute_loss(model: torch.nn.Module, batch: dict[str, torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Return the mean loss of the trained tokens; the model itself computes the loss of each token."""
+    """Return the mean loss of the loss tokens; the model itself computes the loss of each token."""
     tokens, labels, mask, positions = (
         batch[name].to(device) for name in ("tokens", "labels", "loss_mask", "position_ids")
     )

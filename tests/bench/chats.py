@@ -63,7 +63,7 @@ def chat(s: Setting, turns: int, rows: int) -> Section:
         *(Figure(f"rows, {name}", "", [rows / d.seconds for d in runs[name]], "rows/s", 0) for name in runs),
     ]
     section.add_runs(runs, corpus.megabytes)
-    section.notes.append("Both sides made the same number of tokens and of trained tokens.")
+    section.notes.append("Both sides made the same number of tokens and of loss tokens.")
     return section
 
 
@@ -99,14 +99,14 @@ def scaling(s: Setting) -> Section:
 
 
 def same_rows(ours: Run, other: Run, corpus: Corpus) -> None:
-    """Raise Failed unless both sides encoded all rows to equal numbers of tokens and of trained tokens."""
+    """Raise Failed unless both sides encoded all rows to equal numbers of tokens and of loss tokens."""
     counts, result = ours.result["counts"], other.result
     sides = [
         [counts["out"], counts["tokens"], counts["trained"]],
         [result["rows"], result["tokens"], result["trained"]],
     ]
     if sides[0] != sides[1] or counts["out"] != corpus.about["documents"]:
-        raise Failed(f"rows, tokens and trained tokens are {sides[0]} with tokenmill and {sides[1]} otherwise")
+        raise Failed(f"rows, tokens and loss tokens are {sides[0]} with tokenmill and {sides[1]} otherwise")
 
 
 def memory(s: Setting) -> Section:

@@ -182,7 +182,7 @@ def _describe_packing(batch: dict[str, Any]) -> Any:
 
 
 def compute_loss(loss_mask: Any, losses: Any) -> tuple[Any, Any, dict[str, Any]]:
-    """Return the sum of a micro-batch's losses, its number of trained tokens, and both for the log."""
+    """Return the sum of a micro-batch's losses, its number of loss tokens, and both for the log."""
     import torch
     from megatron.core.rerun_state_machine import get_rerun_state_machine
     from megatron.training import get_args

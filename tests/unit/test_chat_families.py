@@ -366,7 +366,7 @@ def test_a_conversation_that_is_trained_whole_is_not_cut(make: Make) -> None:
 
 
 def test_a_window_has_as_much_history_as_fits(make: Make) -> None:
-    """Where each answer has a sequence of its own, an over-long one loses its oldest exchanges only."""
+    """Where each answer has a sequence of its own, an over-long one loses its oldest turns only."""
     messages = [{"role": role, "content": f"{role} {'word ' * 8}."} for role in ("user", "assistant") * 12]
     result = make(FAMILIES["thinking"], max_length=150, over_long="window").encode([{"messages": messages}])
     assert result.counts["answers"] == 12 and "dropped_answers" not in result.counts

@@ -498,9 +498,7 @@ def test_documents_that_train_nothing_are_left_out(tmp_path: Path) -> None:
     assert (counts(summary)["in"], counts(summary)["dropped"]) == (2, 1)
     (tmp_path / "in.jsonl").write_text('{"text": "a"}\n')
     stages.preprocess(tmp_path / "in.jsonl", tmp_path / "single", new_run(), **options)
-    with pytest.raises(
-        RequestError, match=r"no sequence to pack as training data \(1 without a trained token\); check"
-    ):
+    with pytest.raises(RequestError, match=r"no sequence to pack as training data \(1 without a loss token\); check"):
         pack(tmp_path / "single", tmp_path / "none")
 
 

@@ -282,7 +282,7 @@ def test_weights_become_repetitions_of_at_least_one() -> None:
 
 
 def test_weights_that_need_too_many_repetitions_are_refused() -> None:
-    with pytest.raises(RequestError, match=r"weight 1 of b \(10 trained tokens\) .* repeat b 10,000 times, .* is 1000"):
+    with pytest.raises(RequestError, match=r"weight 1 of b \(10 loss tokens\) .* repeat b 10,000 times, .* is 1000"):
         get_shares([0.001, 1], [100, 10], ["a", "b"])
 
 
@@ -291,7 +291,7 @@ def test_weights_of_any_size_are_compared(weights: tuple[float, float]) -> None:
     small, large = weights
     with pytest.raises(
         RequestError,
-        match=r"^blend\.json: train: the weight .* of b \(10 trained tokens\) and the weight .* of a \(10\) would "
+        match=r"^blend\.json: train: the weight .* of b \(10 loss tokens\) and the weight .* of a \(10\) would "
         r"repeat b more than 1,000,000,000,000 times, but the maximum is 1000; lower the weight of b, or pack a part",
     ):
         get_shares([small, large], [10, 10], ["a", "b"], "blend.json: train")

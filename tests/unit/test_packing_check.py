@@ -76,7 +76,7 @@ def test_rows_that_the_reference_accepts_by_mistake() -> None:
 
 
 def test_rows_that_the_reference_packed_train_only_inside_sequences() -> None:
-    """Only sequences of one token, or without trained tokens, make rows that train nothing."""
+    """Only sequences of one token, or without loss tokens, make rows that train nothing."""
     for case in CASES["cases"]:
         for packed in case["packed"].values():
             problems = {

@@ -372,7 +372,7 @@ def test_masks_lengths_and_packing_of_sft(datasets: dict[str, str], documents: i
     text = " ".join(run_in_process("report", tmp_path / "out").out.split())
     share = totals["trained_tokens"] / totals["tokens"]
     assert f"{share:.2%} of the tokens trained SIZE: " in text
-    assert "MASKS: Which tokens are trained? The loss counts only trained tokens." in text
+    assert "MASKS: Which tokens are trained? The loss counts only loss tokens." in text
     assert f" trained {totals['trained_tokens']:,} {share:.2%} not trained " in text
     assert "LENGTHS: How long are the sequences? " in text
     assert f"packed rows {pack['rows']}, of at most 1,024 tokens, as parquet sequences {pack['sequences']} " in text

@@ -137,7 +137,7 @@ def test_the_sample_passes_all_stages_and_is_done_in_the_next_run(tmp_path: Path
 def test_the_sample_of_conversations_becomes_packed_rows(tmp_path: Path) -> None:
     ended = tokenmill("sample", tmp_path, "--chat")
     assert ended.code == 0, ended.err
-    assert "trained tokens, in " in ended.out and "valid: " in ended.out, ended.out
+    assert "loss tokens, in " in ended.out and "valid: " in ended.out, ended.out
     shown = tokenmill("inspect", tmp_path / "chat", "--document", 0, "--mask", "--json").result
     trained = "".join(part["text"] for part in shown["sequences"][0]["text"] if part["trained"])
     assert trained.endswith(EOS) and "User: " not in trained

@@ -37,7 +37,7 @@ def test_a_file_becomes_packed_rows_that_are_verified() -> None:
     assert [line.partition(":")[0] for line in lines if ": complete, " in line] == ["chat", "pack"]
     assert next(line for line in lines if line.startswith("stage ")).endswith("fill")
     assert next(line for line in lines if line.startswith("pack ")).endswith("%") and "left out" in result.out
-    assert f"trained tokens, in {Path('out/packed').absolute()}\n" in result.out
+    assert f"loss tokens, in {Path('out/packed').absolute()}\n" in result.out
     (metadata,) = json.loads(Path("out/packed/metadata.json").read_bytes())
     assert len(read_output(Path("out/packed"))) == metadata["rows"]
     shown = tokenmill("inspect", "out/chat", "--document", 0, "--mask")

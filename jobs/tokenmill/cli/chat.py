@@ -1,4 +1,4 @@
-"""`tokenmill chat`: turn conversations into token ids and the mask of the trained tokens."""
+"""`tokenmill chat`: turn conversations into token ids and the mask of the loss tokens."""
 
 from tokenmill.cli import options as o
 from tokenmill.cli.groups import spread

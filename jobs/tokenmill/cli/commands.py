@@ -40,7 +40,7 @@ GROUPS = {
     },
     "Look": {
         "status": "Show the progress of each stage and its jobs.",
-        "inspect": "Show a dataset, a document, or its trained tokens.",
+        "inspect": "Show a dataset, a document, or its loss tokens.",
         "report": "Describe a dataset or a training run.",
         "compare": "Compare training runs, data and order first.",
         "help": "Show the usual options of a command.",

@@ -42,7 +42,7 @@ def compare(
 ) -> None:
     """Compare training runs, data and order first.
 
-    It also compares loss over tokens, throughput, stalls and settings.
+    It also compares loss over tokens, throughput, slow steps and settings.
 
     Examples:
         tokenmill compare checkpoints/a checkpoints/b

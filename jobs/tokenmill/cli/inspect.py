@@ -84,7 +84,7 @@ def inspect(
     ] = False,
     json: o.Json = False,
 ) -> None:
-    """Show a dataset, a document, or its trained tokens.
+    """Show a dataset, a document, or its loss tokens.
 
     A dataset is shown with its pairs and tokenizer, a document with its text and source.
 
@@ -124,7 +124,7 @@ def _check_usage(
         if file or key:
             raise typer.BadParameter("--file and --key select the documents to count; add --document")
         if mask:
-            raise typer.BadParameter("--mask shows the trained tokens of a document; add --document")
+            raise typer.BadParameter("--mask shows the loss tokens of a document; add --document")
     if row is None and tokenizer:
         raise typer.BadParameter("--tokenizer decodes a packed row; add --row, or remove --tokenizer")
     if row is not None and key:
@@ -355,7 +355,7 @@ def _show_row(path: Path, number: int, file: str | None, tokenizer: Path | None)
         f"row {row.number} of {dataset.record.output / row.shard.path}: {len(row.sequences):,} sequences, "
         f"{tokens:,} tokens",
         f"in {_describe_origin(dataset)}",
-        "the stored mask is shifted: it has 1 where the next token is trained. Here, a trained token itself is shown",
+        "the stored mask is shifted: it has 1 where the next token is trained. Here, a loss token itself is shown",
         "",
     ]
     return _Shown(content, lines, None, row.sequences, decoder, row.sources)

@@ -196,7 +196,7 @@ def _describe_splits(packed: Path) -> list[str]:
         for number, name in enumerate(("rows", "sequences", "trained_tokens")):
             sums[number] += group[name]
     return [
-        f"{split}: {rows:,} packed rows with {sequences:,} sequences and {trained:,} trained tokens, in "
+        f"{split}: {rows:,} packed rows with {sequences:,} sequences and {trained:,} loss tokens, in "
         f"{Path(blend[split][1]).parent}"
         for split, (rows, sequences, trained) in totals.items()
     ]

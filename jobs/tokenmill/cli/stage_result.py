@@ -182,7 +182,7 @@ def describe_completion(summary: Summary, output: Path) -> str:
         "dropped": (f"{noun} left out", f"{noun}s left out"),
         "dropped_sequences": ("sequence left out", "sequences left out"),
         "dropped_answers": ("answer left out", "answers left out"),
-        "trimmed_sequences": ("sequence without its oldest exchanges", "sequences without their oldest exchanges"),
+        "trimmed_sequences": ("sequence without its oldest turns", "sequences without their oldest turns"),
         "windows": ("part of a long conversation", "parts of long conversations"),
         "cut_prompts": ("prompt cut", "prompts cut"),
         "cut_answers": ("answer cut before its stop token", "answers cut before their stop tokens"),

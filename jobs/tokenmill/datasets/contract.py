@@ -70,7 +70,7 @@ class PairBasis(Record, frozen=True):
 
     `tokenizer` is the tokenizer's fingerprint. `eod` is the id that ends each document, or None. The fields from
     `tokenizer_source` to `txt_document` are None if the request did not set them. `mask` is the key whose pair has no
-    token ids: it marks the trained tokens of the other key's pair.
+    token ids: it marks the loss tokens of the other key's pair.
     """
 
     tokenizer: Hash

@@ -37,7 +37,7 @@ class Panel(StrEnum):
     MACHINE = "Machine"
     TRANSFORM = "Transform"
     CONVERSATIONS = "Conversations"
-    TRAINED = "Trained tokens"
+    TRAINED = "Loss tokens"
     TOKENS = "Tokens"
     ROWS = "Rows"
     LAYOUT = "Layout"

@@ -42,7 +42,7 @@ class RowLimits(NamedTuple):
 
     Attributes:
         pack_size: the size of a row.
-        fill: what fills a row, stored or trained tokens.
+        fill: what fills a row, stored or loss tokens.
         vocabulary: the number of valid ids.
         multiple: the multiple of the positions of each sequence.
     """

@@ -152,8 +152,8 @@ def _describe_masks(totals: DatasetTotals, trained: int) -> ReportSection:
     parts = (("trained", trained), ("not trained", totals.tokens - trained))
     shares = [_share(tokens, totals.tokens) for _, tokens in parts]
     rows = [(name, f"{tokens:,}", format_share(share)) for (name, tokens), share in zip(parts, shares, strict=True)]
-    table = PrintedTable("trained tokens", ("", "tokens", "share"), rows, shares)
-    sentences = ["The loss counts only trained tokens. tokenmill inspect OUT --document N --mask shows them."]
+    table = PrintedTable("loss tokens", ("", "tokens", "share"), rows, shares)
+    sentences = ["The loss counts only loss tokens. tokenmill inspect OUT --document N --mask shows them."]
     return ReportSection("Masks", "Which tokens are trained?", sentences, [table])
 
 
@@ -500,9 +500,9 @@ def _list_points(
 
 def _describe_stalls(report: RunReport, summary: RunSummary) -> ReportSection:
     if summary.stalls is None:
-        return ReportSection("Stalls", "Did it stall?", ["The duration of the steps is unknown."])
+        return ReportSection("Slow steps", "Which steps took long?", ["The duration of the steps is unknown."])
     sentences = [
-        f"{summary.stalls:,} stalls: steps of more than three times the median duration, after the warm-up. They took "
+        f"{summary.stalls:,} slow steps: more than three times the median duration, after the warm-up. They took "
         f"{format_duration(summary.stall_seconds)} more than the median.",
         f"{summary.restarts:,} restarts repeated steps; {summary.steps_trained_twice:,} steps were trained twice."
         + (f" Time between these attempts: {format_duration(summary.gap_seconds)}." if summary.gap_seconds else ""),
@@ -511,4 +511,4 @@ def _describe_stalls(report: RunReport, summary: RunSummary) -> ReportSection:
     if report.stalled:
         rows = [(f"{step.step:,}", format_duration(step.seconds)) for step in report.stalled]
         tables.append(PrintedTable("longest steps, the warm-up included", ("step", "duration"), rows))
-    return ReportSection("Stalls", "Did it stall?", sentences, tables)
+    return ReportSection("Slow steps", "Which steps took long?", sentences, tables)

@@ -44,7 +44,7 @@ class MaskedSequence(NamedTuple):
 
     @property
     def trained_count(self) -> int:
-        """The number of trained tokens."""
+        """The number of loss tokens."""
         return sum(self.trained)
 
     @property

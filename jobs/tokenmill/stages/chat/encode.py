@@ -368,7 +368,7 @@ class ChatEncoder:
         return self._reference
 
     def _without_rest(self, ids: "Array", mask: "Array") -> "Array":
-        """Return the mask without the tokens behind the last stop token of each run of trained tokens."""
+        """Return the mask without the tokens behind the last stop token of each run of loss tokens."""
         import numpy as np
 
         mask = mask.copy()
@@ -405,7 +405,7 @@ def _divide_by_answers(sequence: Encoded) -> Encoded:
 
 
 def _keep_trained(sequences: list[Encoded]) -> list[Encoded]:
-    """Return the sequences with a trained token; raise BadRow if there are none."""
+    """Return the sequences with a loss token; raise BadRow if there are none."""
     trained = [sequence for sequence in sequences if _is_trained(sequence.masks)]
     if not trained:
         raise BadRow("nothing_trained", "no token of the row is trained; drop the row")

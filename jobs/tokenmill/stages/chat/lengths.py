@@ -135,8 +135,8 @@ class RowLengths:
     # trim-history and window
 
     def _divide(self, source: Conversation, turns: TurnSequence, sequence: Encoded, limit: int) -> list[Encoded]:
-        """Return sequences of complete exchanges that fit: the newest ones, or with `window` one after the other."""
-        parts = _Exchanges(source, turns, sequence, limit, self._encode)
+        """Return sequences of complete turns that fit: the newest ones, or with `window` one after the other."""
+        parts = _Turns(source, turns, sequence, limit, self._encode)
         if self._settings.over_long == "window" and any(parts.trains(number) for number in range(parts.number - 1)):
             windows = parts.find_windows()
             self._count("windows", len(windows))
@@ -146,11 +146,11 @@ class RowLengths:
         return newest
 
 
-class _Exchanges:
-    """The exchanges of a conversation up to the last answer of a sequence.
+class _Turns:
+    """The turns of a conversation up to the last answer of a sequence.
 
-    An exchange begins with a message of the user that follows another role, and ends before the next one. Leading
-    system messages are in front of all exchanges.
+    A turn begins with a message of the user that follows another role, and ends before the next one. Leading
+    system messages are in front of all turns.
     """
 
     def __init__(
@@ -166,32 +166,32 @@ class _Exchanges:
         roles = [message["role"] for message in source.messages[: turns.answers[-1] + 1]]
         first = next((number for number, role in enumerate(roles) if role not in _LEADING), len(roles))
         self._system = list(range(first))
-        self._exchanges: list[list[int]] = []
+        self._turns: list[list[int]] = []
         for number in range(first, len(roles)):
             begins = roles[number] in _ASKING and roles[number - 1] not in _ASKING
-            if not self._exchanges or (begins and number > first):
-                self._exchanges.append([])
-            self._exchanges[-1].append(number)
+            if not self._turns or (begins and number > first):
+                self._turns.append([])
+            self._turns[-1].append(number)
         sizes = [_estimate(message) for message in source.messages[: len(roles)]]
         scale = sequence.length / sum(sizes)
-        self._sizes = [scale * sum(sizes[number] for number in exchange) for exchange in self._exchanges]
+        self._sizes = [scale * sum(sizes[number] for number in turn) for turn in self._turns]
         self._room = limit - scale * sum(sizes[:first])
 
     @property
     def number(self) -> int:
-        """Number of exchanges."""
-        return len(self._exchanges)
+        """Number of turns."""
+        return len(self._turns)
 
     def trains(self, number: int) -> bool:
-        """Return whether an exchange has a trained answer."""
-        return not self._answers.isdisjoint(self._exchanges[number])
+        """Return whether a turn has a trained answer."""
+        return not self._answers.isdisjoint(self._turns[number])
 
     def find_newest(self) -> list[Encoded]:
-        """Return the sequences of as many of the newest exchanges as fit; none if the last one does not."""
+        """Return the sequences of as many of the newest turns as fit; none if the last one does not."""
         return self._find_most(None)[0]
 
     def find_windows(self) -> list[list[Encoded]]:
-        """Return the sequences of each part of consecutive exchanges that fits; exchanges that do not are left out."""
+        """Return the sequences of each part of consecutive turns that fits; turns that do not are left out."""
         windows, first = [], 0
         while first < self.number:
             best, count = self._find_most(first)
@@ -201,10 +201,10 @@ class _Exchanges:
         return windows
 
     def _find_most(self, first: int | None) -> tuple[list[Encoded], int]:
-        """Return the sequences of the most exchanges that fit, and their number; 0 if the first one is too long.
+        """Return the sequences of the most turns that fit, and their number; 0 if the first one is too long.
 
-        The exchanges follow the exchange `first`, or are the last ones, but not all. The search begins at an estimate,
-        and assumes that more exchanges are longer.
+        The turns follow the turn `first`, or are the last ones, but not all. The search begins at an estimate,
+        and assumes that more turns are longer.
         """
         made: dict[int, list[Encoded] | None] = {0: []}
 
@@ -218,7 +218,7 @@ class _Exchanges:
         most = self.number - (1 if first is None else first)
         sizes = accumulate(reversed(self._sizes) if first is None else self._sizes[first:])
         count = next((number for number, size in enumerate(sizes) if size > self._room), most)
-        low, high, step = 0, most + 1, 1  # `low` exchanges fit, `high` do not
+        low, high, step = 0, most + 1, 1  # `low` turns fit, `high` do not
         while low + 1 < high:
             count = min(max(count, low + 1), high - 1)
             if fits(count):
@@ -231,8 +231,8 @@ class _Exchanges:
         return made[low] or [], low
 
     def _encode_part(self, first: int, stop: int) -> list[Encoded] | None:
-        """Return the sequences of some exchanges; None if they are too long or cannot be rendered."""
-        numbers = [*self._system, *(number for exchange in self._exchanges[first:stop] for number in exchange)]
+        """Return the sequences of some turns; None if they are too long or cannot be rendered."""
+        numbers = [*self._system, *(number for turn in self._turns[first:stop] for number in turn)]
         if self._answers.isdisjoint(numbers):
             return []
         messages = [self._source.messages[number] for number in numbers]

@@ -1,4 +1,4 @@
-"""chat: rows of conversations -> `<name>_chat_document.{bin,idx}` and the mask of their trained tokens.
+"""chat: rows of conversations -> `<name>_chat_document.{bin,idx}` and the mask of their loss tokens.
 
 Input: the output of download, extract, concatenate or transform, a directory of files, or a source that the stage
 streams (`stages.pairs`). The stage pack reads the output.

@@ -7,7 +7,7 @@
         i64[R]    end of each row: the number of slots up to it
         SLOT[S]   the slots: the sequence at each place of a row, in the order of the rows
 
-The assignment depends only on the lengths and trained tokens of the sequences and on the options. Therefore a worker
+The assignment depends only on the lengths and loss tokens of the sequences and on the options. Therefore a worker
 that does not find the assignment of its plan, for example because another plan was made since, computes it again.
 
 The order of the steps: leave out sequences that train nothing or are too long, divide the documents into splits, repeat
@@ -96,7 +96,7 @@ class Assignment:
     slots: "Array"
     groups: list[Group] = field(default_factory=list)
     trained: "array[int]" = field(default_factory=lambda: array("q"))
-    """For each row: its number of trained tokens."""
+    """For each row: its number of loss tokens."""
     totals: list[Totals] = field(default_factory=list)
     """For each group."""
     shares: dict[str, list[tuple[str, Share]]] = field(default_factory=dict)
@@ -231,8 +231,8 @@ class AssignmentBuilder:
         return assignment
 
     def _remove_untrained(self, table: "Array") -> "Array":
-        """Remove sequences without a trained token: a row of such sequences would train nothing."""
-        return self._remove(table, table["trained"] == 0, "without a trained token")
+        """Remove sequences without a loss token: a row of such sequences would train nothing."""
+        return self._remove(table, table["trained"] == 0, "without a loss token")
 
     def _remove(self, table: "Array", refused: "Array", reason: str) -> "Array":
         if count := int(refused.sum()):

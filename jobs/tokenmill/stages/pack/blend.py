@@ -4,7 +4,7 @@
     {"train": [...], "valid": [...], "test": [...]}
 
 A path is relative to the directory of the file. The name is the last part of the path by default. A weight is a
-dataset's share of the trained tokens. `repeat` turns the weights into documents: no dataset loses a document, so the
+dataset's share of the loss tokens. `repeat` turns the weights into documents: no dataset loses a document, so the
 dataset that is largest for its weight is used once, and the documents of the others are repeated. The last repetition
 of a dataset uses a random part of its documents.
 """
@@ -47,7 +47,7 @@ MAX_NAME = 255
 
 @dataclass(frozen=True)
 class BlendedDataset:
-    """A dataset of a list: an output of chat or preprocess, and its share of the trained tokens."""
+    """A dataset of a list: an output of chat or preprocess, and its share of the loss tokens."""
 
     name: str
     path: Path
@@ -229,7 +229,7 @@ class Share(NamedTuple):
 
     Attributes:
         weight: its weight.
-        trained: the trained tokens of its documents.
+        trained: the loss tokens of its documents.
         repetitions: how often its documents are used, with the part of the last repetition as a fraction.
     """
 
@@ -239,9 +239,9 @@ class Share(NamedTuple):
 
 
 def get_shares(weights: Sequence[float], trained: Sequence[int], names: Sequence[str], label: str = "") -> list[Share]:
-    """Return the repetitions that give each dataset its share of the trained tokens; the minimum is 1.
+    """Return the repetitions that give each dataset its share of the loss tokens; the minimum is 1.
 
-    The weights and the trained tokens are positive. `label` names the list in messages.
+    The weights and the loss tokens are positive. `label` names the list in messages.
 
     Raises:
         RequestError: a dataset would be repeated more than MAX_REPETITIONS times.
@@ -255,7 +255,7 @@ def get_shares(weights: Sequence[float], trained: Sequence[int], names: Sequence
             largest = scales.index(max(scales))
             times = f"{int(repetitions):,}" if repetitions < 10**12 else f"more than {10**12:,}"
             raise RequestError(
-                f"{label and f'{label}: '}the weight {weight:g} of {name} ({tokens:,} trained tokens) and the weight "
+                f"{label and f'{label}: '}the weight {weight:g} of {name} ({tokens:,} loss tokens) and the weight "
                 f"{weights[largest]:g} of {names[largest]} ({trained[largest]:,}) would repeat {name} {times} times, "
                 f"but the maximum is {MAX_REPETITIONS}; lower the weight of {name}, or pack a part of {names[largest]}"
             )
@@ -266,8 +266,8 @@ def get_shares(weights: Sequence[float], trained: Sequence[int], names: Sequence
 def repeat(documents: "Array", trained: "Array", share: Share, seed: str) -> "Array":
     """Return the numbers of a dataset's sequences, in their order, as often as its share requires.
 
-    `documents` has the document of each sequence, `trained` its trained tokens. All sequences of a document are used
-    together. The documents of the last repetition are a random sample whose trained tokens are nearest to its part.
+    `documents` has the document of each sequence, `trained` its loss tokens. All sequences of a document are used
+    together. The documents of the last repetition are a random sample whose loss tokens are nearest to its part.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""The sequences of a dataset that pack reads: their lengths, trained tokens and source records, without their ids.
+"""The sequences of a dataset that pack reads: their lengths, loss tokens and source records, without their ids.
 
 A chat output has a pair of ids and a pair with the mask for each unit; each of its sequences is packed. Another dataset
 has only pairs of ids; each of its documents is packed, with all sequences of the document and without a mask.
@@ -36,7 +36,7 @@ FIELDS = [
     ("length", "<i4"),
     ("trained", "<i4"),
 ]
-"""A sequence: its pair, its first token there, its length and its trained tokens; its source, its record there, and its
+"""A sequence: its pair, its first token there, its length and its loss tokens; its source, its record there, and its
 document. Pairs, sources and documents are numbered through all datasets of a pack."""
 
 BLOCK_TOKENS, BLOCK_SEQUENCES = 1 << 20, 1 << 16
@@ -255,7 +255,7 @@ class _MaskReader:
         self._digest = xxhash.xxh3_128()
 
     def count_trained(self, starts: "Array", stops: "Array") -> "Array":
-        """Return the trained tokens of the next sequences; the first token of a sequence is never a label."""
+        """Return the loss tokens of the next sequences; the first token of a sequence is never a label."""
         import numpy as np
 
         counts = np.zeros(len(starts), dtype=np.int64)

@@ -285,7 +285,7 @@ class Pack(Stage):
         assignment: Assignment,
         pairs: PairReader,
     ) -> int:
-        """Write all rows of a shard, and return the number of trained tokens."""
+        """Write all rows of a shard, and return the number of loss tokens."""
         trained, at_once = 0, SHARD_FORMATS[basis.format].rows_at_once(basis.pack_size)
         for first, count in _windows(spec, basis.pack_size, at_once):
             begin = int(assignment.ends[first - 1]) if first else 0
@@ -458,7 +458,7 @@ def _describe_shares(assignment: Assignment) -> list[str]:
         total = sum(share.trained * share.repetitions for _, share in shares)
         for name, share in shares if len(shares) > 1 else ():
             lines.append(
-                f"{split}: {name} has {share.trained:,} trained tokens and is used {share.repetitions:.2f} times, for "
+                f"{split}: {name} has {share.trained:,} loss tokens and is used {share.repetitions:.2f} times, for "
                 f"{share.trained * share.repetitions / total:.1%} of them (weight {share.weight:g})"
             )
     return lines

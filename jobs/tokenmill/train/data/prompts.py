@@ -1,7 +1,7 @@
 """The formats in which Megatron-LM's own --sft writes conversations, and the checks that its tokenizer passes them.
 
 The names are those of --sft-tokenizer-prompt-format (megatron/core/tokenizers/text/libraries/sft_tokenizer.py).
-Megatron-LM tokenizes a conversation as a whole, and each turn alone to find the trained tokens. It ends with an
+Megatron-LM tokenizes a conversation as a whole, and each turn alone to find the loss tokens. It ends with an
 AssertionError if the ids differ, after all GPUs are allocated. `conversations` calls these checks before a start.
 """
 

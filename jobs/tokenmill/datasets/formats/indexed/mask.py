@@ -1,4 +1,4 @@
-"""Check the mask of a pair: a second pair with the same sequences, whose uint8 values mark the trained tokens.
+"""Check the mask of a pair: a second pair with the same sequences, whose uint8 values mark the loss tokens.
 
 The check maps both indexes and reads the mask as a stream. It reports every kind of problem once, with the first place.
 """
