@@ -96,6 +96,62 @@ def test_documented_tokenmill_commands_are_valid(name: str) -> None:
         command.make_context(command.name, list(rest), parent=context)
 
 
+NEEDS = {
+    "a cluster": "kubectl kind docker argocd git cosign gh",
+    "an account of the Hub or of a cloud": "hf aws az",
+    "torch": "torchrun",
+    "Slurm": "sbatch squeue enroot",
+}
+"""Programs that the documents name, and that these tests do not run, by what they need."""
+SHELL = set(
+    [
+        "cd",
+        "export",
+        "echo",
+        "printf",
+        "sed",
+        "until",
+        "print",
+        "for",
+        "do",
+        "done",
+        "if",
+        "then",
+        "fi",
+        "diff",
+        "cat",
+        "cp",
+        "mkdir",
+        "curl",
+        "source",
+        "ls",
+        "rm",
+    ]
+)
+
+
+def test_every_other_command_names_what_exists_or_a_known_program() -> None:
+    """The tests above check the commands of tokenmill and Helm; the guides of AKS and EKS run on a cluster (tests/e2e)."""
+    targets = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    known = {*SHELL, *" ".join(NEEDS.values()).split(), "tokenmill", "helm", "make", "python", "python3", "pip"}
+    unknown: list[str] = []
+    for name in documents():
+        for block in re.findall(r"^ *```sh\n(.*?)^ *```", (ROOT / name).read_text(), re.MULTILINE | re.DOTALL):
+            text = re.sub(r"<<'?(\w+)'?.*?^\s*\1$", "", block.replace("\\\n", " "), flags=re.MULTILINE | re.DOTALL)
+            text = re.sub(r"'[^']*'|(?<==)\([^)]*\)", "", re.sub(r"(^| )#.*", "", text, flags=re.MULTILINE))
+            for line in filter(None, map(str.strip, text.splitlines())):
+                words = [word for word in line.split() if not re.match(r"[A-Z_]+=", word)] or [line]
+                program = Path(words[0].strip("()")).name
+                paths = re.findall(r"(?<![\w/.:-])(?:examples|charts|docs|images|values|tests)/[\w./-]+", line)
+                absent = [path for path in paths if not (ROOT / path.rstrip(".")).exists()]
+                if program == "make":
+                    absent += [word for word in words[1:2] if word not in targets]
+                is_known = program in known or program.endswith(".sh") or "=" in line.split()[0]
+                if absent or not is_known:
+                    unknown.append(f"{name}: {line[:80]} {absent}")
+    assert unknown == []
+
+
 VALUES = "storage: {pvcName: claim}\n"
 INSTALLS = [
     (name, arguments)
@@ -112,7 +168,15 @@ INSTALLS = [
 def test_documented_helm_commands_work(name: str, arguments: list[str], tmp_path: Path) -> None:
     for link in ("charts", "values"):
         (tmp_path / link).symlink_to(ROOT / link)
-    for file in ("mine", "fit", "blend", "jobs", "training", "metrics"):  # files that the documents write earlier
+    for file in (
+        "mine",
+        "data",
+        "fit",
+        "blend",
+        "jobs",
+        "training",
+        "metrics",
+    ):  # files that the documents write earlier
         (tmp_path / f"{file}.yaml").write_text(VALUES)
     expanded = [word.replace("$PWD", str(tmp_path)) for word in arguments[2:]]
     done = helm("template", *expanded, directory=tmp_path)
