@@ -106,7 +106,7 @@ def _check_directory(path: Path) -> None:
 def list_(path: Checkpoints, json: o.Json = False) -> None:
     """List the checkpoints of a run, oldest first.
 
-    Each line has iteration, size, age and state; * marks the one that the tracker names.
+    Each line has iteration, size, age and state; * marks the one from which training resumes.
 
     Examples:
         tokenmill checkpoint list checkpoints
@@ -147,6 +147,8 @@ def list_(path: Checkpoints, json: o.Json = False) -> None:
         ]
         print_json(CheckpointsEvent(path, tracked_name, tracker_problem, listed))
         return
+    if checkpoints:
+        sys.stdout.write(f"{'iteration':>11}  {'size':>9}  {'age':>11}  state\n")
     for saved in checkpoints:
         mark = "*" if saved.path.name == tracked_name else " "
         number = RELEASE if saved.path.name == RELEASE else str(saved.iteration)

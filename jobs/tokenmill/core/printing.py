@@ -62,6 +62,11 @@ def format_bytes(count: float) -> str:
     return f"{count:,.2f} TB"
 
 
+def format_memory(count: float) -> str:
+    """Format bytes of memory in binary units."""
+    return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"
+
+
 def format_duration(seconds: float | None) -> str:
     """Format a number of seconds; a dash if it is unknown."""
     if seconds is None or not math.isfinite(seconds):

@@ -14,7 +14,7 @@ from socket import gethostname
 
 from tokenmill.checkpoints.convert.initial_weights import find_problems as find_initial_weight_problems
 from tokenmill.checkpoints.repair import TRACKER, measure_aside
-from tokenmill.core.printing import format_bytes
+from tokenmill.core.printing import format_bytes, format_memory
 from tokenmill.datasets.training_data import TrainingData
 from tokenmill.errors import RequestError
 from tokenmill.fit.layout import Layout, find_argument_errors, find_runtime_errors
@@ -167,8 +167,8 @@ def _describe_run(settings: Settings, layout: Layout) -> list[str]:
         f"model {settings.model.name}: {format_parameters(count.total)} parameters{active}; {layout.world} GPUs = "
         f"tensor {layout.tensor} x pipeline {layout.pipeline} x context {layout.context} x data {layout.data_parallel}"
         f"; batch {layout.global_batch:,} = {layout.micro_batches} micro-batches of {layout.micro_batch} on each; "
-        f"{model_bytes(settings, layout) / GIB:.1f} GiB of weights and optimizer and "
-        f"{activation_bytes(layout) / GIB:.1f} GiB of activations on the fullest GPU"
+        f"{format_memory(model_bytes(settings, layout))} of weights and optimizer and "
+        f"{format_memory(activation_bytes(layout))} of activations on the fullest GPU"
     ]
     if settings.model.note:
         messages.append(f"note: {settings.model.note}")

@@ -276,7 +276,7 @@ def _summarize(
 def _describe_fingerprint(run: ComparedRun) -> str:
     if run.data is None:
         return "no record"
-    return run.data.fingerprint[:12] or "of tokenmill train"
+    return run.data.fingerprint[:12] or "not recorded by train"
 
 
 def _difference(value: float | None, reference: float | None) -> float | None:
