@@ -105,6 +105,8 @@ def test_patterns_choose_and_exclude() -> None:
         chosen(paths, include=["*.parquet"])
     with pytest.raises(RequestError, match="no file"):
         chosen(["README.md"])
+    with pytest.raises(RequestError, match=r"no file of .* matches --include c/\*; correct"):
+        chosen(paths, include=["a/*", "c/*"])
 
 
 @settings(max_examples=40)

@@ -269,10 +269,14 @@ def _describe_change(name: str, old: Any, new: Any) -> str:
 def _describe_difference(record: StageRecord, plan: Plan, request: Request) -> str:
     changed = _changed_parameters(plan, request)
     if changed == ["input"]:
+        changes = _describe_input_changes(plan, request)
+        deletes = (
+            " and deletes that of missing ones, or choose another output directory" if "missing:" in changes else ""
+        )
         return (
             f"the input of {record.stage} in {record.output} changed after it was planned "
-            f"({_describe_input_changes(plan, request)}); run the same command with {REPLACE_OPTION}, which keeps the "
-            "output of unchanged files"
+            f"({changes}); run the same command with {REPLACE_OPTION}, which keeps the output of unchanged files"
+            f"{deletes}"
         )
     old, new = plan.request, request.content
     lines = [_describe_change(name, old.get(name), new.get(name)) for name in changed]

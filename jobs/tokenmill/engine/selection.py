@@ -117,6 +117,7 @@ def select(
             f"no file of {source.name} matches {' '.join(options) or 'the selection'}; the {len(files)} files are "
             f"{examples}, ...; check --include, --exclude and --split"
         )
+    _reject_unused_patterns(candidates, selection, source)
     if selection.sample is not None:
         if selection.sample > len(selected):
             notes.append(f"--sample is {selection.sample}, but there are only {len(selected)} files: reading all files")
@@ -190,6 +191,14 @@ def _find_dataset_metadata(paths: Iterable[str]) -> set[str]:
     folders |= {folder.rpartition("/")[0] for folder in folders}
     names = ("dataset_info.json", "state.json", "dataset_dict.json")
     return {path for path in paths if path.rpartition("/")[0] in folders and path.rpartition("/")[2] in names}
+
+
+def _reject_unused_patterns(candidates: Sequence[_Candidate], selection: Selection, source: SelectionSource) -> None:
+    """Raise RequestError for a pattern of --include without a file: with others, a misspelt name would be left out."""
+    names = {name for candidate in candidates for name in candidate.sources}
+    for pattern in selection.include:
+        if not any(matches(name, [pattern]) for name in names):
+            raise RequestError(f"no file of {source.name} matches --include {pattern}; correct or remove the pattern")
 
 
 def _reject_obstacles(selection: Selection, source: SelectionSource) -> None:
