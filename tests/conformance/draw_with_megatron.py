@@ -48,6 +48,7 @@ def draw(case):
         eod_mask_loss=case["mask_eod"],
         create_attention_mask=case["reset"],
         drop_last_partial_validation_sequence=not case["keep_partial"],
+        mid_level_dataset_surplus=case.get("surplus", 0.005),
         **blends,
     )
     dataset = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()[case["part"]]

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,16 @@ import pytest
 
 import tokenmill.data
 from support.pairs import random_sequences, write_pair
+from support.phases import random_plan
 from tokenmill.errors import RequestError
+from tokenmill.samples.phases.opening import prepare_phases
 
 HERE = Path(__file__).parent
 PARTS = ("train", "validation", "test")
 EOD = 7
+PLANS = 40
+"""Random plans of phases."""
+
 SAMPLES = 50_000
 """The least number of samples that are compared."""
 
@@ -120,11 +126,12 @@ def open_case(case: dict[str, Any]) -> tokenmill.data.Samples:
     )
 
 
-def hash_samples(samples: tokenmill.data.Samples, reset: bool) -> dict[str, Any]:
-    """Return the length and the hashes of all samples, as draw_with_megatron.py does."""
+def hash_samples(samples: tokenmill.data.Samples, reset: bool, numbers: range | None = None) -> dict[str, Any]:
+    """Return the length and the hashes of all samples, or of some, as draw_with_megatron.py does."""
     hashes, fields = [], hashlib.sha256()
-    for first in range(0, len(samples), 50):
-        batch = samples.batch(range(first, min(first + 50, len(samples))))
+    numbers = range(len(samples)) if numbers is None else numbers
+    for first in range(0, len(numbers), 50):
+        batch = samples.batch(numbers[first : first + 50])
         labels = batch.masked_labels()
         for row in range(len(labels)):
             content = batch.tokens[row].tobytes() + labels[row].tobytes()
@@ -133,7 +140,7 @@ def hash_samples(samples: tokenmill.data.Samples, reset: bool) -> dict[str, Any]
             if reset:
                 assert batch.attention_mask is not None
                 fields.update(batch.attention_mask[row].astype("u1").tobytes())
-    return {"length": len(samples), "hashes": hashes, "fields": fields.hexdigest()}
+    return {"length": len(numbers), "hashes": hashes, "fields": fields.hexdigest()}
 
 
 def run_megatron(cases: list[dict[str, Any]], directory: Path) -> list[dict[str, Any]]:
@@ -194,3 +201,29 @@ def test_blend_that_megatron_refuses_is_refused(tmp_path: Path) -> None:
     assert "IndexError" in answer["error"]
     with pytest.raises(RequestError, match=r"would be drawn from .*large.*set split"):
         open_case(case)
+
+
+@pytest.mark.every_change
+def test_the_samples_of_phases_equal_those_of_gpt_dataset(tmp_path: Path) -> None:
+    cases, numbers = [], []
+    for seed in range(PLANS):
+        plan, _, seq_length = random_plan(Random(seed), tmp_path / str(seed))
+        file = tmp_path / f"{seed}.json"
+        file.write_text(json.dumps(plan))
+        views = tmp_path / f"{seed}.json.views"
+        try:
+            samples = tokenmill.data.open(phases=file, seq_length=seq_length, seed=seed)
+        except RequestError:  # a phase without a complete global batch
+            continue
+        prepared = prepare_phases(file, seq_length=seq_length, seed=seed, global_batch=None, key=None, views=views)
+        first = 0
+        for phase in prepared.phases:
+            case = {"part": 0, "keep_partial": False, "reset": False, "mask_eod": False, "pad": None, "eod": 7}
+            case |= {"prefixes": [str(views / pair.prefix) for pair in phase.pairs], "seed": phase.seed}
+            case |= {"weights": [pair.weight for pair in phase.pairs], "samples": phase.samples, "split": "1,0,0"}
+            cases.append({**case, "seq_length": seq_length, "surplus": 0.0, "numbers": list(range(phase.samples))})
+            numbers.append((samples, range(first, first + phase.samples)))
+            first += phase.samples
+    assert len(cases) > PLANS
+    for (samples, chosen), answer in zip(numbers, run_megatron(cases, tmp_path), strict=True):
+        assert hash_samples(samples, False, chosen) == answer

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tokenmill.cli import options as o
+from tokenmill.cli.commands import CommandWithSubcommands
 from tokenmill.cli.groups import spread
 from tokenmill.core.printing import PrintedTable, align, format_share, printable
 from tokenmill.engine.options import Option, Panel
@@ -125,6 +127,72 @@ def blend(
         sys.stdout.write(f"{line}\n")
     usage = f"-f {out}" if values else " ".join([*flags, str(out), *(["--split", data.split] if data.split else [])])
     sys.stdout.write(f"{'values for the chart' if values else 'for Megatron-LM'}: {usage}\n")
+
+
+def plan(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File with the phases of a run, JSON or YAML.")],
+    seq_length: Annotated[
+        int, typer.Option("--seq-length", rich_help_panel=Panel.INPUT, min=2, max=2**31 - 2, help="Tokens of a sample.")
+    ],
+    global_batch: Annotated[
+        int | None,
+        typer.Option(
+            "--global-batch", rich_help_panel=Panel.INPUT, min=1, help="Samples of an iteration, if FILE has none."
+        ),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option("--seed", rich_help_panel=Panel.INPUT, min=0, max=2**32 - 1, help="Seed of the order.")
+    ] = 1234,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key", rich_help_panel=Panel.INPUT, metavar="KEY", help="The key to use from datasets with several keys."
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", rich_help_panel=Panel.OUTPUT, metavar="FILE", help="Write one HTML file with a chart."),
+    ] = None,
+    json: o.Json = False,
+) -> None:
+    """Show what each phase of a run draws.
+
+    For each phase and dataset: tokens, share, epochs before and after, and when an epoch ends. Nothing is written.
+
+    Examples:
+        tokenmill blend plan phases.yaml --seq-length 4096
+        tokenmill blend plan phases.json --seq-length 4096 --html phases.html
+    """
+    from tokenmill.core.files.explain import explain_os_errors
+    from tokenmill.core.json_lines import print_json
+    from tokenmill.reports import phases as report
+    from tokenmill.reports.html_page import check_target
+    from tokenmill.samples.phases.plan import PhasePlanner
+    from tokenmill.samples.phases.plan_file import list_phases, read_plan_file
+
+    if html is not None:
+        check_target(html, report.COMMAND)
+    with explain_os_errors(file):
+        content = read_plan_file(file)
+        listed = list_phases(content, seq_length=seq_length, seed=seed, global_batch=global_batch)
+        planner = PhasePlanner.open([share.path for phase in listed for share in phase.shares], content.split, key)
+        batch = global_batch or content.global_batch
+        result = report.describe_plan(file, [planner.plan(phase, batch or 1) for phase in listed], batch)
+    if html is not None:
+        report.write_plan_page(html, result)
+    if json:
+        print_json(result)
+    else:
+        sys.stdout.write(f"{report.to_text(result)}\n")
+
+
+class BlendCommand(CommandWithSubcommands):
+    """`tokenmill blend OUT PART...` and `tokenmill blend plan FILE`."""
+
+    subcommands = (plan,)
+
+
+COMMAND_CLASS = BlendCommand
 
 
 def _option_labels() -> "DatasetLabels":

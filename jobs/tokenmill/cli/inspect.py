@@ -151,6 +151,21 @@ class InspectedDataset(msgspec.Struct, frozen=True):
     empty: "list[EmptyPair]"
 
 
+class InspectedView(msgspec.Struct, frozen=True):
+    """A view of a pair: ranges of its tokens."""
+
+    prefix: str
+    source: str
+    ranges: int
+    tokens: int
+
+
+class InspectedViews(msgspec.Struct, frozen=True):
+    """The JSON of a directory of views."""
+
+    views: list[InspectedView]
+
+
 class InspectedShard(msgspec.Struct, frozen=True):
     """A shard of a pack."""
 
@@ -232,7 +247,7 @@ class _Shown(NamedTuple):
     `sources` has the source file and the record of each sequence, if they are not the same for all.
     """
 
-    content: InspectedDataset | InspectedPack | InspectedDocument | InspectedRow
+    content: InspectedDataset | InspectedViews | InspectedPack | InspectedDocument | InspectedRow
     lines: list[str]
     text: str | None = None
     sequences: "list[MaskedSequence] | None" = None
@@ -252,8 +267,11 @@ def _show_output(path: Path) -> _Shown:
     """Describe an output: its pairs, or its shards if it is a pack without pairs next to it."""
     from tokenmill.datasets.dataset import find_dataset
     from tokenmill.engine.record import describe_rejected
+    from tokenmill.samples.phases.views import list_views
     from tokenmill.stages.registry import PACK
 
+    if views := list_views(path):
+        return _show_views(views)
     if _is_only_pack(path):
         return _show_pack(find_dataset(path, [PACK]))
     dataset = find_dataset(path, _pair_kinds())
@@ -274,6 +292,19 @@ def _show_output(path: Path) -> _Shown:
         *filter(None, [describe_rejected(counts, dataset.record.output)]),
     ]
     return _Shown(content, lines)
+
+
+def _show_views(prefixes: list[Path]) -> _Shown:
+    from tokenmill.datasets.formats.indexed.reader import read_view
+    from tokenmill.samples.phases.views import find_source
+
+    views = [
+        InspectedView(str(prefix), str(find_source(prefix, record)), record.sequences, record.tokens)
+        for prefix in prefixes
+        if (record := read_view(prefix)) is not None
+    ]
+    lines = [f"view {view.prefix}: {view.ranges:,} ranges, {view.tokens:,} tokens of {view.source}" for view in views]
+    return _Shown(InspectedViews(views), lines)
 
 
 def _show_pack(dataset: "Dataset") -> _Shown:

@@ -9,10 +9,12 @@ import logging
 import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 from tokenmill.core.files.codec import content_id
 from tokenmill.core.files.user_path import local_path
@@ -20,11 +22,10 @@ from tokenmill.core.printing import encodable
 from tokenmill.datasets.blend_file import WeightedSource, read_blend_file
 from tokenmill.datasets.sources import open_pairs
 from tokenmill.datasets.split import FILE_NAMES, SPLITS, DatasetLabels, parse_fractions
-from tokenmill.datasets.weighted import Pair
-from tokenmill.engine.lineage import locate
 from tokenmill.errors import RequestError
 from tokenmill.samples.batch import Documents
 from tokenmill.samples.identity import DataIdentity, SourceIdentity
+from tokenmill.samples.origins import locate_pieces
 from tokenmill.samples.pack_source import PackPart, find_pack, open_part
 from tokenmill.samples.packed_samples import PackedSource
 from tokenmill.samples.pair_blend import PartRequest, build_pair_source, choose_weights
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from tokenmill.engine.record import StageRecord
 
 Source = str | Path | Sequence["str | Path | tuple[float, str | Path]"] | Mapping[str, "Source"]
-"""What `open` accepts; docs/loaders.md lists the forms."""
+"""What `open` accepts; docs/frameworks.md lists the forms."""
 
 SYNTHETIC = "synthetic:"
 
@@ -63,9 +64,12 @@ class _Request:
 
 
 def open(
-    source: Source,
+    source: Source | None = None,
     *,
     seq_length: int,
+    phases: str | Path | None = None,
+    global_batch: int | None = None,
+    views: str | Path | None = None,
     samples: int | None = None,
     seed: int = 1234,
     split: str | None = None,
@@ -102,6 +106,10 @@ def open(
             unless it is another special token, such as the EOD.
         keep_partial: keep the last, incomplete sample of validation data, padded; Megatron-LM's
             drop_last_partial_validation_sequence=False.
+        phases: instead of a source, a file with the phases of a run (docs/phases.md): the samples are those of all
+            phases, one after the other. The file has the numbers of samples and the split.
+        global_batch: the samples of an iteration, for phases in iterations; a phase ends with one.
+        views: directory of the views of the phases. None: FILE.views, next to the file.
         index_cache: directory of the orders of large datasets. None: tokenmill's cache directory.
 
     Raises:
@@ -133,6 +141,14 @@ def open(
         raise RequestError(f"invalid split {split!r}: specify a text such as 990,9,1")
     only_pairs = {"boundaries": boundaries == "eod", "eod": eod is not None, "mask_eod": mask_eod}
     only_pairs |= {"pad": pad is not None, "keep_partial": keep_partial, "key": key is not None}
+    if phases is not None:
+        _check_without_phases(source, samples=samples, split=split, keep_partial=keep_partial or None, part=part)
+        places = (local_path(phases, "phases"), local_path(views, "views") if views is not None else None)
+        return _open_phases(*places, global_batch, request, documents, boundaries, eod, mask_eod, pad)
+    if source is None or global_batch is not None or views is not None:
+        raise RequestError(
+            "specify a source, or the file of the phases with phases; views and global_batch need phases"
+        )
     if isinstance(source, str) and source.startswith(SYNTHETIC):
         _refuse_options(source, only_pairs)
         return _open_synthetic(source, request, documents)
@@ -150,6 +166,61 @@ def open(
         _refuse_options(str(pack.output), only_pairs)
         return _open_pack(pack, lists[name], request, documents)
     return _open_pairs(lists[name], name == "all", request, documents, boundaries, eod, mask_eod, pad)
+
+
+def _check_without_phases(source: object, **given: object) -> None:
+    """Raise RequestError for an argument that the file of the phases replaces."""
+    if source is not None:
+        raise RequestError(f"invalid source {str(source)[:80]!r}: phases names the datasets; remove source")
+    for name, value in given.items():
+        if value not in (None, "train"):
+            raise RequestError(
+                f"invalid {name}: the file of the phases has the numbers of training data; remove {name}"
+            )
+
+
+def _open_phases(
+    file: Path,
+    views: Path | None,
+    global_batch: int | None,
+    request: _Request,
+    documents: Documents,
+    boundaries: str,
+    eod: int | None,
+    mask_eod: bool,
+    pad: int | None,
+) -> Samples:
+    from tokenmill.samples.phases.opening import open_phases
+    from tokenmill.samples.phases.plan_file import list_phases, read_plan_file
+
+    plan = read_plan_file(file)
+    resolved = list_phases(plan, seq_length=request.seq_length, seed=request.seed, global_batch=global_batch)
+    if len(resolved) == 1 and resolved[0].is_plain:  # Megatron-LM's own order
+        (phase,) = resolved
+        sources = [WeightedSource(share.path, share.weight) for share in phase.shares]
+        changed = replace(
+            request, seq_length=phase.seq_length, samples=phase.samples, seed=phase.seed, split=plan.split
+        )
+        return _open_pairs(sources, True, changed, documents, boundaries, eod, mask_eod, pad)
+    source, identity, recorded, locate = open_phases(
+        file,
+        seq_length=request.seq_length,
+        seed=request.seed,
+        global_batch=global_batch,
+        key=request.key,
+        views=views,
+        index_cache=request.index_cache,
+    )
+    boundary = _find_eod(recorded, eod) if boundaries == "eod" or mask_eod else None
+    pad = None if pad == (recorded if eod is None else eod) else pad
+    return Samples(
+        source,
+        msgspec.structs.replace(identity, pad=pad, masked_eod=boundary if mask_eod else None),
+        locate,
+        documents=documents,
+        boundary=boundary if boundaries == "eod" else None,
+        masking=Masking(pad, boundary if mask_eod else None),
+    )
 
 
 def _open_pairs(
@@ -208,7 +279,7 @@ def _open_pairs(
     return Samples(
         pair_source,
         identity,
-        partial(_locate_pieces, pairs),
+        partial(locate_pieces, pairs),
         documents=documents,
         boundary=boundary if boundaries == "eod" else None,
         masking=Masking(pad, boundary if mask_eod else None, identity.keep_partial),
@@ -250,32 +321,6 @@ def _open_pack(
         surplus=0.0,
     )
     return Samples(source, identity, partial(_find_rows, pack, source), documents=documents)
-
-
-def _locate_pieces(pairs: Sequence[Pair], pieces: Sequence[Piece]) -> list[SampleOrigin]:
-    """Return the documents and source files of the pieces of a sample."""
-    origins = []
-    for piece in pieces:
-        pair = pairs[piece.source]
-        document = int(pair.reader.document_indices.searchsorted(piece.sequence, "right")) - 1
-        file, record = None, None
-        if place := locate(pair.parts, document):
-            file, record = place
-        text = pair.origin
-        origins.append(
-            SampleOrigin(
-                path=pair.prefix,
-                sequence=piece.sequence,
-                offset=piece.offset,
-                length=piece.length,
-                document=document,
-                file=file,
-                record=record,
-                uri=text.uri or None if text else None,
-                revision=text.commit if text else None,
-            )
-        )
-    return origins
 
 
 def _find_rows(pack: PackPart, source: PackedSource, pieces: Sequence[Piece]) -> list[SampleOrigin]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from tokenmill.core.files.codec import content_id
-from tokenmill.datasets.formats.indexed.reader import DamagedPair
+from tokenmill.datasets.formats.indexed.reader import DamagedPair, read_view
 from tokenmill.datasets.split import SPLITS, divide
 from tokenmill.datasets.weighted import MAX_PAIRS, Pair, WeightedDataset
 from tokenmill.errors import RequestError
@@ -121,7 +121,7 @@ def _build_part(pair: Pair, samples: int | None, request: PartRequest) -> PairSa
         raise RequestError(f"the split gives {name} no share of the data; set split to give {name} a share above 0")
     first, end = bounds
     tokens = int(reader.lengths[first:end].sum(dtype=np.int64)) if first < end else 0
-    if tokens > reader.ids.size:
+    if tokens > reader.ids.size and read_view(Path(pair.prefix)) is None:  # a view may name a range twice
         raise DamagedPair(
             Path(f"{pair.prefix}.idx"), f"its sequences have {tokens:,} tokens, but the .bin has {reader.ids.size:,}"
         )

@@ -14,8 +14,10 @@ import numpy.typing as npt
 
 from tokenmill.core.files.named_file import open_file
 from tokenmill.core.machine import raise_file_limit
+from tokenmill.core.typed_json import decode_json
 from tokenmill.datasets.formats.base import REMAKE
 from tokenmill.datasets.formats.indexed.writer import CODES, HEADER, MAGIC, VERSION
+from tokenmill.engine.contract import Record
 from tokenmill.errors import InputError, RequestError
 
 Array = npt.NDArray[Any]
@@ -26,6 +28,9 @@ DTYPES: dict[int, np.dtype[Any]] = {code: np.dtype(name).newbyteorder("<") for n
 
 FREE_FILES = 128
 """Open files that remain for everything but pairs, as far as the hard limit of the process allows."""
+
+MAX_VIEW_BYTES = 1 << 16
+"""Bytes of a ViewRecord that are read."""
 
 MIN_FREE_FILES = 16
 """Open files that must remain."""
@@ -113,6 +118,36 @@ def open_index(path: Path) -> Index:
     )
 
 
+class ViewRecord(Record, frozen=True):
+    """The record of a view, whose `.idx` names ranges of the `.bin` of another pair (`samples.phases.views`).
+
+    `source` is the prefix of that pair, relative to the directory of the record; `bin_bytes` is the size of its `.bin`.
+    """
+
+    source: str
+    content: str
+    bin_bytes: int
+    sequences: int
+    tokens: int
+
+
+def view_file(prefix: Path) -> Path:
+    """Return the path of the record of a view."""
+    return Path(f"{prefix}.view.json")
+
+
+def read_view(prefix: Path) -> ViewRecord | None:
+    """Return the record of a view; None for any other pair."""
+    path = view_file(prefix)
+    try:
+        with open_file(path) as file:
+            return decode_json(file.read(MAX_VIEW_BYTES), ViewRecord)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise RequestError(f"{path} is damaged ({error}); delete the view, and run the same command again") from error
+
+
 def _reserve_files(path: Path, file: IO[bytes]) -> None:
     """Raise the limit of open files before maps exceed it: each map of a pair's two files keeps its file open.
 
@@ -145,7 +180,7 @@ class IndexedReader:
             raise DamagedPair(path, "missing")
         self._prefix, self._state = prefix, _describe_files(prefix)
         size = path.stat().st_size
-        if size != index.bin_bytes:
+        if size != index.bin_bytes and not ((view := read_view(prefix)) and view.bin_bytes == size >= index.bin_bytes):
             raise DamagedPair(path, f"it has {size:,} bytes, but {self._idx.name} requires {index.bin_bytes:,}")
         # An empty file cannot be mapped.
         self.ids: Array = np.memmap(path, self.dtype, mode="r") if size else np.empty(0, self.dtype)

@@ -1,0 +1,235 @@
+"""The samples of all phases, one after the other."""
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.core.files.codec import content_id, read_json, readable_json
+from tokenmill.core.files.publish import write_atomic
+from tokenmill.core.typed_json import convert_json
+from tokenmill.datasets.formats.indexed.reader import map_pair, read_view
+from tokenmill.datasets.weighted import Pair
+from tokenmill.engine.contract import Record
+from tokenmill.errors import RequestError
+from tokenmill.samples.batch import Batch, allocate_batch
+from tokenmill.samples.identity import DataIdentity, SourceIdentity
+from tokenmill.samples.origins import locate_pieces
+from tokenmill.samples.pair_blend import PartRequest, build_pair_source
+from tokenmill.samples.phases.plan import SURPLUS, PhasePlanner, PlannedPhase
+from tokenmill.samples.phases.plan_file import list_phases, read_plan_file
+from tokenmill.samples.phases.views import describe_pair, find_in_source, find_source, write_view
+from tokenmill.samples.sample_sources import PairSource, Piece
+from tokenmill.samples.samples import SampleOrigin
+
+FORMAT = 1
+
+
+class PhasePair(Record, frozen=True):
+    """A pair or a view of a phase: its prefix relative to the directory of the views, and the samples that it gives."""
+
+    prefix: str
+    samples: int
+    weight: float
+    content: str
+
+
+class PhaseData(Record, frozen=True):
+    """The data of a phase, as Megatron-LM or tokenmill reads it."""
+
+    samples: int
+    seq_length: int
+    seed: int
+    pairs: tuple[PhasePair, ...]
+
+
+class PreparedPhases(Record, frozen=True):
+    """The data of all phases; `key` is a hash of the plan and the content of its datasets."""
+
+    key: str
+    tokenizer: str
+    eod: int | None
+    phases: tuple[PhaseData, ...]
+
+
+class OpenedPhases(NamedTuple):
+    """What `Samples` needs: the samples, their identity, the recorded EOD, and how to find their documents."""
+
+    source: "PhaseSource"
+    identity: DataIdentity
+    eod: int | None
+    locate: Callable[[Sequence[Piece]], list[SampleOrigin]]
+
+
+def prepare_phases(
+    file: Path, *, seq_length: int, seed: int, global_batch: int | None, key: str | None, views: Path
+) -> PreparedPhases:
+    """Plan the phases of a file and write their views, unless an earlier process has.
+
+    Raises:
+        RequestError: the plan cannot hold, or the views cannot be written.
+    """
+    plan = read_plan_file(file)
+    phases = list_phases(plan, seq_length=seq_length, seed=seed, global_batch=global_batch)
+    paths = [share.path for phase in phases for share in phase.shares]
+    planner = PhasePlanner.open(paths, plan.split, key)
+    contents = {path: dataset.content for path, dataset in planner.datasets.items()}
+    batch = global_batch or plan.global_batch or 1
+    identity = content_id([FORMAT, [str(phase) for phase in phases], plan.split, batch, sorted(contents.items())])
+    prepared_file = views / f"{identity[:16]}.phases.json"
+    if stored := read_json(prepared_file) if prepared_file.exists() else None:
+        prepared = convert_json(stored, PreparedPhases)
+        if prepared.key == identity:
+            return prepared
+    first = next(iter(planner.datasets.values()))
+    data = tuple(_write_phase(planner.plan(phase, batch), views) for phase in phases)
+    prepared = PreparedPhases(identity, first.tokenizer, first.eod, data)
+    views.mkdir(parents=True, exist_ok=True)
+    write_atomic(prepared_file, readable_json(prepared.to_json()))
+    return prepared
+
+
+def _write_phase(planned: PlannedPhase, views: Path) -> PhaseData:
+    pairs = []
+    for entry, weight in zip(planned.entries, planned.weights, strict=True):
+        pair = entry.pair if entry.ranges is None else write_view(views, entry.pair, entry.ranges)
+        pairs.append(PhasePair(os.path.relpath(pair.prefix, views), entry.samples, weight, pair.content))
+    return PhaseData(planned.samples, planned.seq_length, planned.seed, tuple(pairs))
+
+
+def open_phases(
+    file: Path,
+    *,
+    seq_length: int,
+    seed: int,
+    global_batch: int | None,
+    key: str | None,
+    views: Path | None,
+    index_cache: Path | None,
+) -> "OpenedPhases":
+    """Open the samples of all phases, one after the other.
+
+    Raises:
+        RequestError: the plan cannot hold, a phase has another seq_length, or the data changed since the views.
+    """
+    views = views if views is not None else file.with_name(f"{file.name}.views")
+    prepared = prepare_phases(
+        file, seq_length=seq_length, seed=seed, global_batch=global_batch, key=key, views=views.absolute()
+    )
+    sources, pairs = [], list[Pair]()
+    for number, phase in enumerate(prepared.phases):
+        if phase.seq_length != seq_length:
+            raise RequestError(
+                f"phases[{number}] has seq_length {phase.seq_length:,}, and the samples have {seq_length:,}: the "
+                "samples of an order have one length; train the phases with tokenmill train, or use one seq_length"
+            )
+        opened = [_open_pair(views, pair) for pair in phase.pairs]
+        request = PartRequest(
+            fractions=(1.0, 0.0, 0.0),
+            part=0,
+            seq_length=seq_length,
+            samples=phase.samples,
+            seed=phase.seed,
+            surplus=SURPLUS,
+            keep_partial=False,
+            blended=True,
+            index_cache=index_cache,
+        )
+        sources.append(build_pair_source(opened, [pair.weight for pair in phase.pairs], request))
+        pairs += opened
+    identity = DataIdentity(
+        kind="phases",
+        sources=tuple(
+            SourceIdentity(pair.prefix, content_id([place, pair.content, pair.samples]), pair.weight)
+            for place, phase in enumerate(prepared.phases)
+            for pair in phase.pairs
+        ),
+        tokenizer=prepared.tokenizer,
+        seq_length=seq_length,
+        samples=sum(phase.samples for phase in prepared.phases),
+        seed=seed,
+        split=None,
+        part="train",
+        surplus=SURPLUS,
+    )
+    source = PhaseSource(sources, [phase.samples for phase in prepared.phases])
+    return OpenedPhases(source, identity, prepared.eod, partial(_locate_in_sources, pairs))
+
+
+def _open_pair(views: Path, pair: PhasePair) -> Pair:
+    prefix = Path(os.path.normpath(views.absolute() / pair.prefix))
+    reader = map_pair(prefix)
+    view = read_view(prefix)
+    if view is not None and view.content != pair.content:
+        raise RequestError(f"{prefix} is the view of other data; delete {views}, and run the same command again")
+    tokens = int(reader.lengths.sum(dtype=np.int64))
+    return Pair(
+        str(prefix),
+        reader.documents,
+        reader.sequences,
+        tokens,
+        tokens * reader.dtype.itemsize,
+        reader.dtype.name,
+        pair.content,
+    )
+
+
+class PhaseSource:
+    """The samples of several sources, one after the other: the first ones of each."""
+
+    def __init__(self, sources: Sequence[PairSource], counts: Sequence[int]) -> None:
+        self.sources = list(sources)
+        self.ends = np.cumsum(counts)
+        self._pairs_before = np.cumsum([0, *(len(source.parts) for source in sources)])
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return int(self.ends[-1])
+
+    def fill(self, numbers: npt.NDArray[np.int64], batch: Batch) -> None:
+        """Write samples into a batch."""
+        phases = self.ends.searchsorted(numbers, "right")
+        first = int(phases[0])
+        if (phases == first).all():
+            self.sources[first].fill(numbers - self._begin(first), batch)
+            return
+        length = batch.tokens.shape[1]
+        for phase in np.unique(phases).tolist():
+            rows = np.flatnonzero(phases == phase)
+            part = allocate_batch(len(rows), length, "none" if batch.starts is None else "positions")
+            self.sources[phase].fill(numbers[rows] - self._begin(phase), part)
+            batch.tokens[rows], batch.labels[rows], batch.loss_mask[rows] = part.tokens, part.labels, part.loss_mask
+            if batch.starts is not None:
+                batch.starts[rows] = part.starts
+
+    def locate(self, number: int) -> list[Piece]:
+        """Return the pieces of a sample."""
+        phase = int(self.ends.searchsorted(number, "right"))
+        before = int(self._pairs_before[phase])
+        pieces = self.sources[phase].locate(number - self._begin(phase))
+        return [piece._replace(source=piece.source + before) for piece in pieces]
+
+    def _begin(self, phase: int) -> int:
+        return int(self.ends[phase - 1]) if phase else 0
+
+
+def _locate_in_sources(pairs: Sequence[Pair], pieces: Sequence[Piece]) -> list[SampleOrigin]:
+    """Return the documents of the pieces of a sample, in the pairs of which they are views."""
+    source_pairs, source_pieces = list[Pair](), list[Piece]()
+    for place, piece in enumerate(pieces):
+        pair = pairs[piece.source]
+        sequence, offset = piece.sequence, piece.offset
+        view = read_view(Path(pair.prefix))
+        if view is not None:
+            source = find_source(Path(pair.prefix), view)
+            sequence, offset = find_in_source(pair.reader, map_pair(source), sequence, offset)
+            pair = describe_pair(source)
+        else:
+            pair = describe_pair(Path(pair.prefix))
+        source_pairs.append(pair)
+        source_pieces.append(Piece(place, sequence, offset, piece.length))
+    return locate_pieces(source_pairs, source_pieces)

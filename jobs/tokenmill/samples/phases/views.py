@@ -1,0 +1,161 @@
+"""Views: an `.idx` of ranges of a `.bin`, which Megatron-LM and tokenmill read like any other pair.
+
+    VIEWS/NAME.HASH.idx          one sequence and one document for each range
+    VIEWS/NAME.HASH.bin          a link to the `.bin`
+    VIEWS/NAME.HASH.view.json    ViewRecord
+
+HASH is that of the pair's content and of the ranges, so a view never changes, and processes that write the same view at
+the same time write the same bytes.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from tokenmill.core.files.codec import content_id, readable_json
+from tokenmill.core.files.publish import write_atomic
+from tokenmill.datasets.blend_file import WeightedSource
+from tokenmill.datasets.formats.indexed.reader import (
+    IndexedReader,
+    ViewRecord,
+    dtype_code,
+    map_pair,
+    read_view,
+    view_file,
+)
+from tokenmill.datasets.formats.indexed.writer import HEADER, MAGIC, VERSION
+from tokenmill.datasets.sources import open_pairs
+from tokenmill.datasets.weighted import Pair
+from tokenmill.errors import InputError, RequestError
+from tokenmill.samples.phases.ranges import Ranges
+
+BLOCK = 1 << 20
+"""Entries of an `.idx` that are written together."""
+
+
+def write_view(directory: Path, pair: Pair, ranges: Ranges) -> Pair:
+    """Write a view of a pair unless it exists, and return it as a pair.
+
+    Raises:
+        RequestError: the directory or a link cannot be made, or the view of the same name is another one.
+    """
+    reader = pair.reader
+    size = reader.dtype.itemsize
+    content = _hash(pair, ranges)
+    prefix = directory / f"{Path(pair.prefix).name}.{content[:16]}"
+    record = ViewRecord(
+        source=os.path.relpath(pair.prefix, directory),
+        content=content,
+        bin_bytes=reader.ids.size * size,
+        sequences=len(ranges.lengths),
+        tokens=ranges.tokens,
+    )
+    existing = read_view(prefix)
+    if existing is None:
+        directory.mkdir(parents=True, exist_ok=True)
+        _link(Path(f"{prefix}.bin"), Path(f"{pair.prefix}.bin"))
+        write_atomic(Path(f"{prefix}.idx"), _index(dtype_code(reader.dtype), ranges))
+        write_atomic(view_file(prefix), readable_json(record.to_json()))
+    elif existing.content != content:
+        raise RequestError(f"{prefix}.idx is another view; choose another directory for the views")
+    return Pair(
+        str(prefix),
+        documents=record.sequences,
+        sequences=record.sequences,
+        tokens=record.tokens,
+        bytes=record.tokens * size,
+        dtype=pair.dtype,
+        hashes=content,
+    )
+
+
+def _link(link: Path, target: Path) -> None:
+    """Make a relative link to a `.bin`, so that views and datasets can be moved together."""
+    with contextlib.suppress(FileExistsError):
+        try:
+            link.symlink_to(os.path.relpath(target.resolve(), link.parent.resolve()))
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise RequestError(
+                f"{link.parent} cannot have links ({error.strerror}): a view links to the .bin of its dataset; choose "
+                "a directory for the views on a file system with links"
+            ) from error
+
+
+def _index(code: int, ranges: Ranges) -> Iterator[bytes]:
+    count = len(ranges.lengths)
+    yield HEADER.pack(MAGIC, VERSION, code, count, count + 1)
+    yield from _blocks(ranges.lengths.astype("<i4", copy=False))
+    yield from _blocks(ranges.offsets.astype("<i8", copy=False))
+    for start in range(0, count + 1, BLOCK):
+        yield np.arange(start, min(start + BLOCK, count + 1), dtype="<i8").tobytes()
+
+
+def _blocks(array: npt.NDArray[Any]) -> Iterator[bytes]:
+    for start in range(0, len(array), BLOCK):
+        yield np.ascontiguousarray(array[start : start + BLOCK]).tobytes()
+
+
+def find_in_source(view: IndexedReader, source: IndexedReader, sequence: int, offset: int) -> tuple[int, int]:
+    """Return the sequence of the source, and the offset in it, of a token of a view."""
+    size = source.dtype.itemsize
+    place = int(view.pointers[sequence]) + offset * size
+    containing = int(source.pointers.searchsorted(place, "right")) - 1
+    return containing, (place - int(source.pointers[containing])) // size
+
+
+def list_views(path: Path) -> list[Path]:
+    """Return the prefixes of the views in a directory, or that of a view by the path of one of its files."""
+    if path.is_dir():
+        return sorted(file.with_name(file.name.removesuffix(".view.json")) for file in path.glob("*.view.json"))
+    prefix = path.with_name(path.name.removesuffix(".bin").removesuffix(".idx").removesuffix(".view.json"))
+    return [prefix] if view_file(prefix).is_file() else []
+
+
+def find_problems(prefix: Path) -> list[str]:
+    """Check a view: its record, its ranges, and its dataset, whose content must be that of the record."""
+    record = read_view(prefix)
+    assert record is not None  # noqa: S101 - `list_views` found it
+    source = find_source(prefix, record)
+    remedy = f"delete {prefix.name}.*, and run the command that made the view again"
+    try:
+        view, pair = map_pair(prefix), describe_pair(source)
+    except (InputError, RequestError) as error:
+        return [f"{error}; {remedy}"]
+    offsets, lengths = np.asarray(view.pointers), np.asarray(view.lengths)
+    size = view.dtype.itemsize
+    if (
+        (lengths < 0).any()
+        or (offsets < 0).any()
+        or (offsets + lengths.astype(np.int64) * size > record.bin_bytes).any()
+    ):
+        return [f"{prefix}.idx names ranges outside {source}.bin; {remedy}"]
+    if _hash(pair, Ranges(offsets, lengths)) != record.content:
+        return [f"{prefix}.idx, or {source}, is not what the view was made from; {remedy}"]
+    return []
+
+
+def find_source(prefix: Path, record: ViewRecord) -> Path:
+    """Return the prefix of the pair of a view."""
+    return Path(os.path.normpath(prefix.absolute().parent / record.source))
+
+
+def describe_pair(prefix: Path) -> Pair:
+    """Return a pair with its record, if it has one (RequestError)."""
+    (dataset,) = open_pairs([WeightedSource(str(prefix))], None)
+    return dataset.pairs[0]
+
+
+def _hash(pair: Pair, ranges: Ranges) -> str:
+    digest = xxhash.xxh3_128()
+    for array in (ranges.offsets.astype("<i8", copy=False), ranges.lengths.astype("<i4", copy=False)):
+        for block in _blocks(array):
+            digest.update(block)
+    return content_id([pair.content, digest.hexdigest()])
