@@ -360,7 +360,8 @@ def test_list_verify_and_repair(tmp_path: Path) -> None:
     assert all("is not a directory" in result.err for result in ended[16:])
     assert not any("Traceback" in result.err for result in ended)
 
-    lines = ended[0].out.splitlines()
+    head, *lines = ended[0].out.splitlines()
+    assert head.split() == ["iteration", "size", "age", "state"]
     size = sum(file.stat().st_size for file in (good / START(100)).iterdir())
     assert lines[0].split()[:3] == ["100", *format_bytes(size).split()] and lines[0].endswith("complete")
     assert lines[1].split()[:2] == ["*", "200"] and lines[1].endswith("complete")

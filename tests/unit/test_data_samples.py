@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -542,3 +543,51 @@ def test_a_damaged_index_is_an_error_and_no_other_memory(offset: int, raw: Path,
         (tmp_path / "pair.idx").write_bytes(data)
         with pytest.raises(RequestError, match=r"pair\.idx"):
             tokenmill.data.open(tmp_path / "pair", seq_length=8).digest()
+
+
+# -- blends as people write them
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("blend.txt", "3 A 1 B"),
+        ("blend.json", '[3, "A", "1", "B"]'),
+        ("blend.json", '{"train": ["3", "A", 1, "B"], "valid": null}'),
+        (
+            "blend.yaml",
+            "- {dataset_prefix: A, dataset_weight: 3, dataset_split: train}\n"
+            "- {dataset_prefix: B, dataset_weight: 1.0, dataset_split: train}\n"
+            "- {dataset_prefix: B, dataset_weight: 1.0, dataset_split: validation}\n",
+        ),
+        ("blend.yml", "- {path: A, weight: 3}\n- {path: B, weight: 1}\n"),
+        ("blend.yaml", "blend: [[A, B], [3, 1]]"),
+        ("blend.json", '{"blend_per_split": [[["A", "B"], [3, 1]], [["B"], null], null]}'),
+        ("blend.yaml", "train:\n- {path: A, weight: 3}\n- {path: B, weight: 1}\nvalidation: [B]\n"),
+    ],
+)
+def test_blends_as_people_write_them(name: str, text: str, tmp_path: Path) -> None:
+    a, b = (write_pair(tmp_path / part, random_sequences(number, 50, 40)) for number, part in enumerate(("x", "y")))
+    (tmp_path / name).write_text(re.sub(r"\b[AB]\b", lambda match: str(a if match[0] == "A" else b), text))
+    expected = tokenmill.data.open([(3, a), (1, b)], seq_length=16, samples=100)
+    assert tokenmill.data.open(tmp_path / name, seq_length=16, samples=100).digest() == expected.digest()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- {path: a}\n- {pth: b}\n", r"\[1\] is not a dataset of a blend .*pth"),
+        ("- {path: a}\n- {weight: 2}\n", r"\[1\] has no path"),
+        ("- {path: a, split: dev}\n", r"\[0\] has the split 'dev'"),
+        ("- {path: a, split: train}\n- {path: b}\n", "with and without a split"),
+        ("- a\n- [b]\n", r"\[1\] is \"\['b'\]\"; write a prefix"),
+        ("blend: [[a, b], [1]]", "2 prefixes and 1 weights"),
+        ("trian: [a]", "it has 'trian'"),
+        ("train: 5", "train is not a list of datasets"),
+        ("train: [", "is not a blend file"),
+    ],
+)
+def test_the_first_wrong_entry_of_a_blend_is_named(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "blend.yaml").write_text(text)
+    with pytest.raises(RequestError, match=message):
+        tokenmill.data.open(tmp_path / "blend.yaml", seq_length=16, samples=100)

@@ -488,6 +488,19 @@ def test_blend_writes_lists_for_each_split(large: Path, small: Path, tmp_path: P
     }
 
 
+def test_a_blend_of_another_tool_is_converted(tmp_path: Path, large: Path, small: Path) -> None:
+    out, blend, expected = tmp_path / "out.json", tmp_path / "nemo.yaml", tmp_path / "expected.json"
+    entries = [(large, 3, "train"), (small, 1, "validation")]
+    blend.write_text(
+        "".join(f"- {{dataset_prefix: {p}, dataset_weight: {w}, dataset_split: {s}}}\n" for p, w, s in entries)
+    )
+    assert tokenmill("blend", out, blend).code == 0
+    assert tokenmill("blend", expected, f"{large}=3", "--validation", f"{small}=1").code == 0
+    assert out.read_bytes() == expected.read_bytes()
+    ended = tokenmill("blend", out, blend, "--split", "9,1,0")
+    assert ended.code == 2 and "has a list for each split" in ended.err
+
+
 def test_blend_writes_valid_values(large: Path, small: Path, tmp_path: Path) -> None:
     out = tmp_path / "values.yaml"
     result = tokenmill("blend", out, large, small.name, "--split", "90,8,2", "--values", "--root", large.parent)

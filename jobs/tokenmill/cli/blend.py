@@ -25,7 +25,9 @@ def blend(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
     parts: Annotated[
         list[str],
-        typer.Argument(metavar=f"{PART}...", help="Outputs of preprocess, or single pairs of an output, to train on."),
+        typer.Argument(
+            metavar=f"{PART}...", help="Outputs of preprocess, or pairs of them, to train on; or one blend file."
+        ),
     ],
     by: Annotated[
         str,
@@ -99,6 +101,7 @@ def blend(
     """
     from tokenmill.core.files.explain import explain_os_errors
     from tokenmill.core.files.publish import write_atomic
+    from tokenmill.datasets.blend_file import is_blend_file, read_blend_file
     from tokenmill.errors import RequestError
     from tokenmill.train import settings as s
     from tokenmill.train.data.blend import collect_datasets
@@ -112,10 +115,17 @@ def blend(
             "--split divides every part, but --validation and --test name separate parts: use one or the other"
         )
     arguments = {"train" if held_out else "all": parts, "validation": validation, "test": test}
-    selected = s.Blend(
-        **{name: [_parse_part(part, root) for part in named_parts] for name, named_parts in arguments.items()},
-        by=by,  # type: ignore[arg-type]
-    )
+    lists = {name: [_parse_part(part, root) for part in named_parts] for name, named_parts in arguments.items()}
+    if len(parts) == 1 and is_blend_file(root / parts[0]):
+        if held_out:
+            raise RequestError(f"{parts[0]} is a blend, which names its parts; remove --validation and --test")
+        lists = {
+            name: [s.BlendPart(path=source.path, weight=source.weight) for source in sources]
+            for name, sources in read_blend_file(root / parts[0]).items()
+        }
+        if split and "all" not in lists:
+            raise RequestError(f"--split divides every part, but {parts[0]} has a list for each split; remove --split")
+    selected = s.Blend(**lists, by=by)  # type: ignore[arg-type]
     with explain_os_errors(out):
         data = collect_datasets(
             s.DatasetSettings(blend=selected, key=key, split=split or "990,9,1"), root, _option_labels()

@@ -1,22 +1,30 @@
-"""Read the files that name the datasets of a run for Megatron-LM: --data-args-path and --per-split-data-args-path.
+"""Read the files that name the datasets of a run, in the forms in which people write them.
 
-The first is a text of prefixes, or of weights and prefixes in turn, separated by white space. The second is a JSON
-object with such a list, or null, for each of train, valid and test. `tokenmill blend` writes both.
+- white space: prefixes, or weights and prefixes in turn (Megatron-LM's --data-args-path)
+- JSON or YAML, for all splits or for each of train, valid and test (--per-split-data-args-path, nemotron's blend.json):
+  such a list; a list of objects with `path` and `weight` (or `dataset_prefix`, `dataset_weight` and `dataset_split`, as
+  NeMo's guides write them); or the prefixes and then the weights, as `blend` and `blend_per_split` of Megatron-Bridge
+
+`tokenmill blend` writes the first two.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
+import yaml
 
 from tokenmill.core.files.user_path import local_path, read_named_file
-from tokenmill.core.typed_json import decode_json
-from tokenmill.datasets.split import FILE_NAMES
+from tokenmill.core.typed_json import convert_json, decode_json
+from tokenmill.datasets.split import FILE_NAMES, SPLITS
 from tokenmill.errors import RequestError
 
 MAX_BYTES = 64 << 20
 """The largest size of a blend file; 32,766 long paths have 8 MB."""
+
+SUFFIXES = (".json", ".yaml", ".yml", ".txt")
+"""The ends of the names of blend files."""
 
 
 class WeightedSource(NamedTuple):
@@ -26,10 +34,20 @@ class WeightedSource(NamedTuple):
     weight: float | None = None
 
 
-class _PerSplit(msgspec.Struct, forbid_unknown_fields=True):
-    train: list[str | float] | None = None
-    valid: list[str | float] | None = None
-    test: list[str | float] | None = None
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    """A dataset as an object; NeMo's guides write the longer names."""
+
+    path: str | None = None
+    dataset_prefix: str | None = None
+    weight: float | None = None
+    dataset_weight: float | None = None
+    split: str | None = None
+    dataset_split: str | None = None
+
+
+def is_blend_file(path: Path) -> bool:
+    """Return whether a path is a file with the name of a blend."""
+    return path.suffix in SUFFIXES and path.is_file()
 
 
 def read_blend_file(path: Path) -> dict[str, list[WeightedSource]]:
@@ -38,7 +56,7 @@ def read_blend_file(path: Path) -> dict[str, list[WeightedSource]]:
     Relative paths are relative to the directory in which the program runs, as for Megatron-LM.
 
     Raises:
-        RequestError: the file is not a blend.
+        RequestError: the file is not a blend; the message has the first wrong entry.
     """
     size = path.stat().st_size
     if size > MAX_BYTES:
@@ -46,19 +64,89 @@ def read_blend_file(path: Path) -> dict[str, list[WeightedSource]]:
             f"{path} has {size:,} bytes, but a blend file has at most {MAX_BYTES:,}; specify the file that tokenmill "
             "blend wrote"
         )
+    data = read_named_file(path, "the blend", MAX_BYTES)
     try:
-        if path.suffix != ".json":
-            return {"all": parse_blend_list(read_named_file(path, "the blend", MAX_BYTES).decode().split(), str(path))}
-        content = decode_json(read_named_file(path, "the blend", MAX_BYTES), _PerSplit)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if path.suffix == ".json":
+            return _parse_content(decode_json(data, Any), str(path))
+        if path.suffix in (".yaml", ".yml"):
+            return _parse_content(yaml.safe_load(data), str(path))
+        return {"all": parse_blend_list(data.decode().split(), str(path))}
+    except (msgspec.DecodeError, yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(
             f"{path} is not a blend file ({error}); run tokenmill blend to write one with the datasets of each split"
         ) from error
-    return {
-        split: parse_blend_list([str(item) for item in items], f"{path}: {name}")
-        for name, split in FILE_NAMES.items()
-        if (items := getattr(content, name))
-    }
+
+
+def _parse_content(content: Any, label: str) -> dict[str, list[WeightedSource]]:
+    """Return the lists of a JSON or YAML file."""
+    if isinstance(content, dict) and len(content) == 1 and "blend" in content:
+        content = content["blend"]
+    elif isinstance(content, dict) and len(content) == 1 and "blend_per_split" in content:
+        parts = content["blend_per_split"]
+        if not isinstance(parts, list) or len(parts) != len(SPLITS):
+            raise RequestError(
+                f"{label}: blend_per_split has no list for each of train, valid and test; add them, or null"
+            )
+        content = dict(zip(FILE_NAMES, parts, strict=True))
+    if isinstance(content, dict):
+        names = FILE_NAMES | {"validation": "validation"}
+        unknown = [name for name in content if name not in names]
+        if unknown or not any(content.values()):
+            raise RequestError(
+                f"{label} is not a blend file (it has {unknown[0]!r}); its keys are train, valid and test; "
+                "run tokenmill blend to write one"
+                if unknown
+                else f"{label} names no dataset; add the prefix of a pair"
+            )
+        return {names[name]: _parse_part(part, f"{label}: {name}")["all"] for name, part in content.items() if part}
+    return _parse_part(content, label)
+
+
+def _parse_part(part: Any, label: str) -> dict[str, list[WeightedSource]]:
+    """Return the lists of a part: "all", or those of the splits that its entries name."""
+    if not isinstance(part, list) or not part:
+        raise RequestError(f"{label} is not a list of datasets; write prefixes, or weights and prefixes in turn")
+    if all(isinstance(item, dict) for item in part):
+        return _parse_entries(part, label)
+    if len(part) == 2 and isinstance(part[0], list) and (part[1] is None or isinstance(part[1], list)):
+        paths, weights = part
+        if weights is None:
+            return {"all": parse_blend_list([str(path) for path in paths], label)}
+        if len(paths) != len(weights):
+            raise RequestError(
+                f"{label} has {len(paths)} prefixes and {len(weights)} weights; write one weight for each"
+            )
+        part = [item for pair in zip(weights, paths, strict=True) for item in pair]
+    for place, item in enumerate(part):
+        if isinstance(item, bool) or not isinstance(item, str | int | float):
+            raise RequestError(f"{label}[{place}] is {str(item)[:60]!r}; write a prefix or a weight")
+    return {"all": parse_blend_list([str(item) for item in part], label)}
+
+
+def _parse_entries(part: list[Any], label: str) -> dict[str, list[WeightedSource]]:
+    lists: dict[str, list[WeightedSource]] = {}
+    for place, item in enumerate(part):
+        where = f"{label}[{place}]"
+        try:
+            entry = convert_json(item, _Entry)
+        except msgspec.ValidationError as error:
+            raise RequestError(f"{where} is not a dataset of a blend ({error}); write path and weight") from error
+        path, weight = (
+            entry.path or entry.dataset_prefix,
+            entry.dataset_weight if entry.weight is None else entry.weight,
+        )
+        split = entry.split or entry.dataset_split
+        if not path:
+            raise RequestError(f"{where} has no path; add path, the prefix of a pair or a directory")
+        if split is not None and split not in (*FILE_NAMES, *SPLITS):
+            raise RequestError(f"{where} has the split {split!r}; use train, validation or test")
+        local_path(path, where)
+        lists.setdefault("all" if split is None else FILE_NAMES.get(split, split), []).append(
+            WeightedSource(path, weight)
+        )
+    if "all" in lists and len(lists) > 1:
+        raise RequestError(f"{label} has entries with and without a split; write a split for each, or for none")
+    return lists
 
 
 def parse_blend_list(items: Sequence[str], label: str) -> list[WeightedSource]:

@@ -19,7 +19,7 @@ import msgspec
 from tokenmill.core.files.codec import content_id
 from tokenmill.core.files.user_path import local_path
 from tokenmill.core.printing import encodable
-from tokenmill.datasets.blend_file import WeightedSource, read_blend_file
+from tokenmill.datasets.blend_file import WeightedSource, is_blend_file, read_blend_file
 from tokenmill.datasets.sources import open_pairs
 from tokenmill.datasets.split import FILE_NAMES, SPLITS, DatasetLabels, parse_fractions
 from tokenmill.errors import RequestError
@@ -397,7 +397,7 @@ def parse_source(source: Source) -> dict[str, list[WeightedSource]]:
             raise RequestError("invalid source: it has the keys valid and validation; use one of them")
         return {names[name]: _parse_list(entry) for name, entry in source.items() if entry}
     path = Path(source) if isinstance(source, str | Path) else None
-    if path is not None and path.suffix in (".json", ".txt") and path.is_file():
+    if path is not None and is_blend_file(path):
         return read_blend_file(path)
     return {"all": _parse_list(source)}
 

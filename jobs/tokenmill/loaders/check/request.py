@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenmill.core.files.user_path import local_path
-from tokenmill.datasets.blend_file import WeightedSource, read_blend_file
+from tokenmill.datasets.blend_file import WeightedSource, is_blend_file, read_blend_file
 from tokenmill.datasets.sources import open_pairs
 from tokenmill.datasets.split import SPLITS, divide, parse_fractions
 from tokenmill.datasets.weighted import WeightedDataset
@@ -90,8 +90,7 @@ def open_source(request: CheckRequest) -> CheckedSource:
         part = request.part or "train"
         return CheckedSource((CheckedPart(part, samples, _open_part(request, part, samples)),), {})
     path = local_path(request.path, "PATH")
-    is_file = path.suffix in (".json", ".txt") and path.is_file()
-    lists = read_blend_file(path) if is_file else {"all": [WeightedSource(request.path)]}
+    lists = read_blend_file(path) if is_blend_file(path) else {"all": [WeightedSource(request.path)]}
     sources = next(iter(lists.values()), [])
     pack = find_pack(Path(sources[0].path)) if sources else None
     split = None
