@@ -545,3 +545,13 @@ def test_a_million_steps(tmp_path: Path) -> None:
     started = time.process_time()
     assert summarize(tmp_path).steps == 1_000_000
     assert time.process_time() - started < 30
+
+
+def test_the_step_of_the_largest_spike_is_named(tmp_path: Path) -> None:
+    write_jsonl_run(tmp_path / "run", range(1, 201))
+    assert summarize(tmp_path / "run").spike_step is None
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    for row in lines:
+        row["loss"] *= {3: 9.0, 120: 3.0, 150: 1.5}.get(row["step"], 1.0)  # a spike of the warm-up does not count
+    (tmp_path / "run/metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in lines))
+    assert summarize(tmp_path / "run").spike_step == 120

@@ -10,7 +10,7 @@ import typer
 from msgspec import UNSET, UnsetType
 
 from tokenmill.cli import options as o
-from tokenmill.core.json_lines import print_json
+from tokenmill.core.json_lines import make_portable, print_json
 from tokenmill.core.printing import printable
 from tokenmill.engine.options import Panel
 from tokenmill.errors import RequestError
@@ -74,6 +74,32 @@ def inspect(
             help="With --row: the output that was packed, or its tokenizer's directory. Default: near PATH.",
         ),
     ] = None,
+    iteration: Annotated[
+        int | None,
+        typer.Option(
+            "--iteration",
+            rich_help_panel=Panel.SAMPLES,
+            min=1,
+            help="Show the samples of this iteration of a run, with documents and source files.",
+        ),
+    ] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option("--rank", rich_help_panel=Panel.SAMPLES, min=0, help="Only those of this data-parallel rank."),
+    ] = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option("--ranks", rich_help_panel=Panel.SAMPLES, min=1, help="The data-parallel ranks of the run."),
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            "--run",
+            rich_help_panel=Panel.SAMPLES,
+            metavar="RUN",
+            help="With --document: show the iterations of this run that read it.",
+        ),
+    ] = None,
     all_text: Annotated[
         bool,
         typer.Option(
@@ -93,6 +119,18 @@ def inspect(
         tokenmill inspect out --document 3
     """
     _check_usage(document, row, mask, file, key, tokenizer)
+    if iteration is not None:
+        from tokenmill.reports.steps import find_step, to_text
+
+        step = find_step(path, iteration, rank, ranks)
+        if json:
+            print_json(step, make_portable)
+        else:
+            sys.stdout.write(f"{to_text(step)}\n")
+        return
+    if run is not None:
+        _show_iterations(path, document, key, file, run, json=json)
+        return
     if row is not None:
         shown = _show_row(path, row, file, tokenizer)
     elif document is None:
@@ -112,6 +150,24 @@ def inspect(
             sys.stdout.write(f"... and {len(shown.text) - len(text):,} more characters; --all shows them\n")
     if shown.sequences is not None:
         _print_sequences(shown)
+
+
+def _show_iterations(
+    path: Path, document: int | None, key: str | None, file: str | None, run: Path, *, json: bool
+) -> None:
+    """Show the iterations of a run that read a document."""
+    from tokenmill.datasets.dataset import find_dataset, find_document
+    from tokenmill.reports.steps import find_iterations, to_sentences
+
+    if document is None:
+        raise typer.BadParameter("--run shows the iterations that read a document; add --document")
+    dataset = find_dataset(path, _pair_kinds())
+    chosen = find_document(dataset, document, key=key, prefix=file)
+    iterations = find_iterations(run, dataset.record.output / chosen.pair.prefix, chosen.number)
+    if json:
+        print_json(iterations, make_portable)
+    else:
+        sys.stdout.write("".join(f"{line}\n" for line in to_sentences(iterations)))
 
 
 def _check_usage(

@@ -480,6 +480,11 @@ def _describe_metrics(report: RunReport, summary: RunSummary) -> ReportSection:
         rate = report.plots.rate.smooth
         tables.append(_list_points("throughput, tokens per second", rate, axis, report.plots, format_count))
     sentences = [f"Read from {source}." for source in summary.sources]
+    if summary.spike_step is not None:
+        sentences.append(
+            f"The largest spike of the loss is at step {summary.spike_step:,}; tokenmill inspect {report.path} "
+            f"--iteration {summary.spike_step} shows the documents of this step."
+        )
     if summary.synthetic:
         sentences.append("The data is SYNTHETIC: random numbers instead of text.")
     return ReportSection("Training", "How did the training go?", sentences, tables, has_plots=report.plots is not None)

@@ -121,6 +121,19 @@ class Draws:
             drawn.datasets[chosen], drawn.samples[chosen] = block.datasets[within], block.samples[within]
         return drawn
 
+    def find(self, dataset: int, samples: Array) -> Array:
+        """Return the numbers of the draws of these samples of a dataset; this computes the draws up to the last one."""
+        numbers = [np.empty(0, np.int64)]
+        left = len(samples)
+        for block in range(-(-self.size // BLOCK)):
+            if not left:
+                break
+            drawn = self._get_block(block)
+            places = np.flatnonzero((drawn.datasets == dataset) & np.isin(drawn.samples, samples))
+            numbers.append(places + block * BLOCK)
+            left -= len(places)
+        return np.concatenate(numbers)
+
     @property
     def bounds(self) -> list[int]:
         """The largest number of draws of each dataset, without computing them.

@@ -105,6 +105,22 @@ class PairSamples:
             rows, sequences, piece_starts, lengths = rows[kept], sequences[kept], piece_starts[kept], lengths[kept]
         return Pieces(rows, sequences, piece_starts, lengths)
 
+    def find_document(self, document: int) -> Array:
+        """Return the numbers of the samples whose inputs have tokens of a document of the pair, ascending (int64)."""
+        first, end = self.pair.document_indices[document : document + 2].tolist()
+        order = self.order
+        places = np.flatnonzero((order.sequences >= first) & (order.sequences < end))
+        starts = np.where(places > 0, order.ends[places - 1], 0)
+        stops = order.ends[places]
+        kept = stops > starts
+        wanted = [
+            np.arange(start // self._seq_length, (stop - 1) // self._seq_length + 1)
+            for start, stop in zip(starts[kept].tolist(), stops[kept].tolist(), strict=True)
+        ]
+        if not wanted:
+            return np.empty(0, np.int64)
+        return np.flatnonzero(np.isin(order.samples, np.concatenate(wanted)))
+
     def read(self, pieces: Pieces, out: Array, rows: Array | None = None) -> None:
         """Write the ids of located samples into int64 `out`, shape (rows, seq_length + 1).
 

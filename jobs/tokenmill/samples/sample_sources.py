@@ -6,6 +6,7 @@ rest. `packed_samples` has the source of packed rows.
 
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -100,6 +101,18 @@ class PairSource:
         pieces = self.parts[dataset].locate(np.array([sample]))
         columns = zip(pieces.sequences.tolist(), pieces.offsets.tolist(), pieces.lengths.tolist(), strict=True)
         return [Piece(dataset, *column) for column in columns]
+
+    def find_document(self, prefix: Path, document: int) -> Array | None:
+        """Return the numbers of the samples with tokens of a document of a pair, None if the pair is not read."""
+        places = [place for place, part in enumerate(self.parts) if part.prefix == prefix]
+        if not places:
+            return None
+        numbers = [
+            samples if self.draws is None else self.draws.find(place, samples)
+            for place in places
+            for samples in [self.parts[place].find_document(document)]
+        ]
+        return np.unique(np.concatenate(numbers))
 
     def __getstate__(self) -> dict[str, object]:
         """Return the fields for another process; a thread's memory is not among them."""

@@ -3,6 +3,7 @@
 import hashlib
 import operator
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -148,6 +149,15 @@ class Samples:
             batch = self.batch(np.arange(start, min(start + DIGEST_BATCH, last)))
             digest.add(batch.tokens, batch.masked_labels())
         return digest.hexdigest()
+
+    def find_document(self, prefix: Path, document: int) -> Array | None:
+        """Return the numbers of the samples whose inputs have tokens of a document, ascending.
+
+        None if the samples are not those of pairs, or not of the pair with this absolute prefix.
+        """
+        find = getattr(self._source, "find_document", None)
+        numbers: Array | None = find(prefix, document) if find else None
+        return numbers
 
     def origin(self, number: int) -> list[SampleOrigin]:
         """Return where a sample is from: its pieces, in order, including the token that is only a label."""

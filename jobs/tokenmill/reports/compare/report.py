@@ -29,6 +29,8 @@ SMOOTHING_AT_START = 0.1
 """Largest share of the tokens so far that it is the mean of."""
 WARM_UP_SHARE, WARM_UP_ROWS = 0.1, 5
 STALL_FACTOR = 3.0
+SPIKE_FACTOR = 1.2
+"""A loss above this multiple of the smoothed loss is a spike; `tokenmill inspect --iteration` shows its text."""
 _MARKS = (0.1, 0.25, 0.5, 0.75, 1.0)
 """Shares of the common tokens at which the losses are compared."""
 
@@ -57,6 +59,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Smoothed."""
     min_loss: float | None
     """Smoothed."""
+    spike_step: int | None
+    """The step with the largest loss relative to the smoothed one, if it is above SPIKE_FACTOR times that."""
     common: float | None
     """Tokens (or steps) up to which both this run and the baseline have losses."""
     loss_at_common: float | None
@@ -254,6 +258,7 @@ def _summarize(
         skipped_iterations=series.skipped_iterations,
         last_loss=float(finite[-1]) if len(finite) else None,
         min_loss=float(finite.min()) if len(finite) else None,
+        spike_step=_find_spike(run, line),
         common=common or None,
         loss_at_common=loss,
         difference=_difference(loss, reference),
@@ -271,6 +276,18 @@ def _summarize(
         wall_time=_known(series.wall_seconds),
         notes=notes,
     )
+
+
+def _find_spike(run: ComparedRun, line: tuple[Floats, Floats]) -> int | None:
+    """Return the step of the largest spike of the loss after the warm-up."""
+    series, smooth = run.series, line[1]
+    if len(smooth) != len(series.loss):
+        return None
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratios = np.where(np.isfinite(series.loss) & (smooth > 0), series.loss / smooth, 0.0)
+    ratios[: len(ratios) - len(_warm(ratios))] = 0.0
+    place = int(ratios.argmax()) if len(ratios) else 0
+    return int(series.steps[place]) if len(ratios) and ratios[place] > SPIKE_FACTOR else None
 
 
 def _describe_fingerprint(run: ComparedRun) -> str:

@@ -48,8 +48,10 @@ class RunData(msgspec.Struct, frozen=True, kw_only=True):
     """Why the identity is not that of all steps; empty if it is."""
 
 
-def read_run_data(files: RunFiles, settings: dict[str, str], notes: list[str]) -> RunData | None:
-    """Return the data of a run, None if there is no record of it.
+def read_run_data(
+    files: RunFiles, settings: dict[str, str], notes: list[str], iteration: int | None = None
+) -> RunData | None:
+    """Return the data of a run, None if there is no record of it; of several, the last, or that of an iteration.
 
     Raises:
         RequestError: a record is damaged, or there are records of several runs.
@@ -63,7 +65,7 @@ def read_run_data(files: RunFiles, settings: dict[str, str], notes: list[str]) -
     if records:
         return records[0]
     for path in files.identities[:1]:
-        return _read_history(path, settings, notes)
+        return _read_history(path, settings, notes, iteration)
     return None
 
 
@@ -92,7 +94,9 @@ def _read_record(directory: Path) -> RunData | None:
     )
 
 
-def _read_history(path: Path, settings: dict[str, str], notes: list[str]) -> RunData | None:
+def _read_history(
+    path: Path, settings: dict[str, str], notes: list[str], iteration: int | None = None
+) -> RunData | None:
     try:
         history = decode_json(read_small(path), History)
     except (OSError, msgspec.DecodeError) as error:
@@ -109,6 +113,8 @@ def _read_history(path: Path, settings: dict[str, str], notes: list[str]) -> Run
     if change:
         notes.append(f"{change}; the comparison uses the last data")
     batch = find_integer(settings, GLOBAL_BATCH_NAMES) or _read_batch(path)
+    if iteration is not None:
+        last = next((event for event in reversed(valid) if event.iteration < iteration), valid[0])
     return msgspec.structs.replace(_convert_identity(last.identity, settings, path, batch), change=change)
 
 

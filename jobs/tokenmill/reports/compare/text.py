@@ -45,6 +45,7 @@ def list_numbers(report: ComparisonReport) -> PrintedTable:
         ("tokens", lambda run: format_count(run.tokens)),
         ("loss, last (smoothed)", lambda run: format_loss(run.last_loss)),
         ("loss, lowest (smoothed)", lambda run: format_loss(run.min_loss)),
+        ("loss, largest spike at step", lambda run: "-" if run.spike_step is None else f"{run.spike_step:,}"),
     ]
     if len(report.runs) > 1:
         changes += [

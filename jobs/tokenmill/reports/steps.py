@@ -1,0 +1,237 @@
+"""The samples of one step of a run, with their documents and source files: which text made a loss spike.
+
+The samples are opened again from the record of the run's data, and must have its fingerprint or content.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from tokenmill.checkpoints.repair import list_checkpoints
+from tokenmill.core.json_lines import JsonEvent
+from tokenmill.core.printing import PrintedTable, align
+from tokenmill.errors import RequestError
+from tokenmill.reports.compare.run_data import RunData, read_run_data
+from tokenmill.reports.compare.search import list_files
+from tokenmill.reports.compare.settings import find_integer, read_settings_file
+from tokenmill.samples.identity import DataIdentity, list_differences
+from tokenmill.samples.opening import open as open_samples
+from tokenmill.samples.samples import SampleOrigin, Samples
+
+MAX_SHOWN = 20
+"""Iterations that the text lists; JSON has all."""
+
+MICRO_BATCH_NAMES = ("micro_batch_size", "training.microBatchSize")
+
+
+class StepPart(Struct, frozen=True, kw_only=True):
+    """A part of a sample: tokens of a document, from `token` on."""
+
+    sample: int
+    rank: int | None
+    pair: str
+    document: int | None
+    token: int
+    tokens: int
+    file: str | None
+    record: int | None
+    uri: str | None
+
+
+class StepSamples(JsonEvent, frozen=True, tag="step", kw_only=True):
+    """The samples of an iteration, in order."""
+
+    run: str
+    iteration: int
+    first_sample: int
+    samples: int
+    parts: list[StepPart]
+
+
+class RunSamples(NamedTuple):
+    """The samples of a run, and the samples of an iteration."""
+
+    samples: Samples
+    global_batch: int
+    micro_batch: int | None
+
+
+def find_step(path: Path, iteration: int, rank: int | None = None, ranks: int | None = None) -> StepSamples:
+    """Return the samples of an iteration of a run, counted from 1; with `rank`, those of one of `ranks`.
+
+    Raises:
+        RequestError: the run has no record of its data, its data changed since, or the iteration is after its end.
+    """
+    run = open_run(path, iteration)
+    first = (iteration - 1) * run.global_batch
+    if not iteration >= 1 or first + run.global_batch > len(run.samples):
+        raise RequestError(
+            f"the run has {len(run.samples) // run.global_batch:,} iterations of {run.global_batch:,} samples; choose "
+            f"one of them instead of {iteration:,}"
+        )
+    numbers = range(first, first + run.global_batch)
+    owners = _assign(run, rank, ranks)
+    parts = [
+        _describe(number, owner, origin)
+        for number, owner in zip(numbers, owners, strict=True)
+        if rank is None or owner == rank
+        for origin in run.samples.origin(number)
+    ]
+    return StepSamples(run=str(path), iteration=iteration, first_sample=first, samples=run.global_batch, parts=parts)
+
+
+class DocumentIterations(JsonEvent, frozen=True, tag="iterations", kw_only=True):
+    """The iterations of a run that read a document, and its checkpoints before the first of them."""
+
+    run: str
+    pair: str
+    document: int
+    iterations: list[int]
+    checkpoints_before: list[int]
+
+
+def find_iterations(path: Path, prefix: Path, document: int) -> DocumentIterations:
+    """Return the iterations of a run that read a document of a pair, by its number in the pair.
+
+    Raises:
+        RequestError: the run has no record of its data, or its data has no such pair.
+    """
+    run = open_run(path)
+    numbers = run.samples.find_document(prefix.absolute(), document)
+    if numbers is None:
+        raise RequestError(f"the run {path} does not read {prefix}; specify a run of this dataset")
+    iterations = np.unique(numbers // run.global_batch + 1)
+    complete = iterations[iterations <= len(run.samples) // run.global_batch].tolist()
+    saved = [checkpoint.iteration for checkpoint in list_checkpoints(path)] if path.is_dir() else []
+    return DocumentIterations(
+        run=str(path),
+        pair=str(prefix),
+        document=document,
+        iterations=complete,
+        checkpoints_before=[number for number in saved if complete and number < complete[0]],
+    )
+
+
+def to_sentences(result: DocumentIterations) -> list[str]:
+    """Return the iterations of a document as text."""
+    where = f"document {result.document:,} of {result.pair}"
+    if not result.iterations:
+        return [f"no iteration of {result.run} reads {where}"]
+    shown = ", ".join(f"{number:,}" for number in result.iterations[:MAX_SHOWN])
+    more = f" and {len(result.iterations) - MAX_SHOWN:,} more" if len(result.iterations) > MAX_SHOWN else ""
+    before = ", ".join(f"{number:,}" for number in result.checkpoints_before[-MAX_SHOWN:]) or "none"
+    return [f"iterations of {result.run} that read {where}: {shown}{more}", f"checkpoints before the first: {before}"]
+
+
+def _assign(run: RunSamples, rank: int | None, ranks: int | None) -> list[int | None]:
+    """Return the data-parallel rank of each sample of an iteration (Megatron-LM's sampler), None if it is unknown."""
+    if ranks is None:
+        if rank is not None:
+            raise RequestError("--rank needs --ranks, the number of data-parallel ranks of the run; add it")
+        return [None] * run.global_batch
+    micro = run.micro_batch or run.global_batch // ranks
+    if rank is not None and not 0 <= rank < ranks:
+        raise RequestError(f"invalid --rank {rank}: it must be from 0 to {ranks - 1}")
+    if not micro or run.global_batch % (micro * ranks):
+        raise RequestError(
+            f"an iteration of {run.global_batch:,} samples cannot be divided among {ranks} ranks with micro-batches of "
+            f"{micro}; correct --ranks"
+        )
+    return [number // micro % ranks for number in range(run.global_batch)]
+
+
+def _describe(number: int, rank: int | None, origin: SampleOrigin) -> StepPart:
+    return StepPart(
+        sample=number,
+        rank=rank,
+        pair=origin.path,
+        document=origin.document,
+        token=origin.offset,
+        tokens=origin.length,
+        file=origin.file,
+        record=origin.record,
+        uri=origin.uri,
+    )
+
+
+def open_run(path: Path, iteration: int | None = None) -> RunSamples:
+    """Open the samples of a run as its program read them; those of `iteration`, if the run's data was changed.
+
+    Raises:
+        RequestError: there is no record of the data or the batch, or the data is not that of the record any more.
+    """
+    files = list_files(path)
+    settings: dict[str, str] = {}
+    for file in files.settings:
+        read_settings_file(file, settings)
+    data = read_run_data(files, settings, [], iteration)
+    if data is None:
+        raise RequestError(
+            f"{path} has no record of its data: tokenmill train and programs that call "
+            "tokenmill.data.run_record.write_record keep one"
+        )
+    if data.global_batch is None or data.identity.samples is None:
+        raise RequestError(f"{data.path} does not show the samples of an iteration and of the run; inspect needs both")
+    if data.arguments:
+        raise RequestError(
+            f"the run has {', '.join(data.arguments)}, which change its samples; inspect cannot repeat them"
+        )
+    return RunSamples(_open(data), data.global_batch, find_integer(settings, MICRO_BATCH_NAMES))
+
+
+def _open(data: RunData) -> Samples:
+    identity = data.identity
+    is_alone = len(identity.sources) == 1 and (not data.fingerprint or identity.sources[0].weight is None)
+    sources = [
+        source.path if is_alone or source.weight is None else (source.weight, source.path)
+        for source in identity.sources
+    ]
+    samples = open_samples(
+        sources if identity.split is not None or identity.kind == "packed" else {_name(identity): sources},
+        seq_length=identity.seq_length,
+        samples=identity.samples,
+        seed=identity.seed,
+        split=identity.split,
+        part=identity.part,
+        surplus=identity.surplus,
+    )
+    unknown = {"documents": None, "boundary": None, "pad": None, "masked_eod": None}  # they change no document
+    if identity.blend is None:
+        unknown["blend"] = None
+    recorded, current = (msgspec.structs.replace(identity, **unknown) for identity in (identity, samples.identity))
+    weights = tuple(source.weight for source in recorded.sources)
+    now = tuple(msgspec.structs.replace(s, weight=w) for s, w in zip(current.sources, weights, strict=False))
+    if differences := list_differences(recorded, msgspec.structs.replace(current, sources=now)):
+        raise RequestError(f"the data of {data.path} was changed since the run: {'; '.join(differences)}; restore it")
+    return samples
+
+
+def _name(identity: DataIdentity) -> str:
+    return {"train": "train", "validation": "valid", "test": "test"}[identity.part]
+
+
+def to_text(step: StepSamples) -> str:
+    """Return the samples of a step as text."""
+    has_ranks = any(part.rank is not None for part in step.parts)
+    rows = [
+        (
+            f"{part.sample:,}",
+            *([str(part.rank)] if has_ranks else []),
+            part.pair,
+            "" if part.document is None else f"{part.document:,}",
+            f"{part.token:,}",
+            f"{part.tokens:,}",
+            f"{part.file} record {part.record:,}" if part.file is not None and part.record is not None else "",
+        )
+        for part in step.parts
+    ]
+    columns = ["sample", *(["rank"] if has_ranks else []), "pair", "document", "from token", "tokens", "source"]
+    texts = [columns.index("pair"), columns.index("source")]
+    head = (
+        f"iteration {step.iteration:,} of {step.run}: samples {step.first_sample:,} to "
+        f"{step.first_sample + step.samples - 1:,}"
+    )
+    return "\n".join([head, *align(PrintedTable("samples", columns, rows, texts=texts))])
