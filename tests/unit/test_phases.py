@@ -19,6 +19,7 @@ from support.megatron_order import blended
 from support.phases import random_plan, write_dataset
 from tokenmill.errors import RequestError
 from tokenmill.samples.phases.opening import prepare_phases
+from tokenmill.samples.run_record import write_record
 
 SEEDS = range(500 if os.environ.get("TOKENMILL_TEST_ALL") else 40)
 
@@ -171,3 +172,23 @@ def test_several_processes_read_the_same_samples(tmp_path: Path) -> None:
     together, alone = samples.batch(numbers), [samples.batch([number]) for number in numbers]
     for name in ("tokens", "labels", "loss_mask", "position_ids"):
         assert np.array_equal(getattr(together, name), np.concatenate([getattr(one, name) for one in alone])), name
+
+
+def test_a_step_of_a_run_with_phases_has_its_documents(tmp_path: Path) -> None:
+    """`inspect` finds the documents of a step, and the steps of a document, also through views."""
+    path = write_dataset(tmp_path / "a", 0, [25] * 40)
+    phase = {"samples": 20, "blend": [{"path": str(path), "weight": 1}]}
+    file = write_plan(tmp_path, phase, phase, phase)
+    samples = tokenmill.data.open(phases=file, seq_length=16)
+    write_record(tmp_path / "run", samples.identity, 10)
+    for iteration in range(1, 7):
+        step = run_in_process("inspect", tmp_path / "run", "--iteration", iteration, "--phases", file, "--json").result
+        read = {part["document"] for part in step["parts"]}
+        assert read >= set((samples.batch(range(iteration * 10 - 10, iteration * 10)).tokens // 25).ravel().tolist())
+    for document in (0, 7, 39):
+        numbers = samples.find_document(path, document)
+        assert numbers is not None
+        tokens = samples.batch(range(60)).tokens
+        assert numbers.tolist() == np.flatnonzero((tokens // 25 == document).any(axis=1)).tolist()
+    ended = tokenmill_command("inspect", tmp_path / "run", "--iteration", 1)
+    assert ended.code == 2 and "add --phases FILE" in ended.err

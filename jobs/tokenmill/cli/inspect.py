@@ -100,6 +100,12 @@ def inspect(
             help="With --document: show the iterations of this run that read it.",
         ),
     ] = None,
+    phases: Annotated[
+        Path | None,
+        typer.Option(
+            "--phases", rich_help_panel=Panel.SAMPLES, metavar="FILE", help="The file of the phases of the run."
+        ),
+    ] = None,
     all_text: Annotated[
         bool,
         typer.Option(
@@ -122,14 +128,14 @@ def inspect(
     if iteration is not None:
         from tokenmill.reports.steps import find_step, to_text
 
-        step = find_step(path, iteration, rank, ranks)
+        step = find_step(path, iteration, rank, ranks, phases)
         if json:
             print_json(step, make_portable)
         else:
             sys.stdout.write(f"{to_text(step)}\n")
         return
     if run is not None:
-        _show_iterations(path, document, key, file, run, json=json)
+        _show_iterations(path, document, key, file, run, phases, json=json)
         return
     if row is not None:
         shown = _show_row(path, row, file, tokenizer)
@@ -153,7 +159,7 @@ def inspect(
 
 
 def _show_iterations(
-    path: Path, document: int | None, key: str | None, file: str | None, run: Path, *, json: bool
+    path: Path, document: int | None, key: str | None, file: str | None, run: Path, phases: Path | None, *, json: bool
 ) -> None:
     """Show the iterations of a run that read a document."""
     from tokenmill.datasets.dataset import find_dataset, find_document
@@ -163,7 +169,7 @@ def _show_iterations(
         raise typer.BadParameter("--run shows the iterations that read a document; add --document")
     dataset = find_dataset(path, _pair_kinds())
     chosen = find_document(dataset, document, key=key, prefix=file)
-    iterations = find_iterations(run, dataset.record.output / chosen.pair.prefix, chosen.number)
+    iterations = find_iterations(run, dataset.record.output / chosen.pair.prefix, chosen.number, phases)
     if json:
         print_json(iterations, make_portable)
     else:

@@ -59,13 +59,17 @@ class RunSamples(NamedTuple):
     micro_batch: int | None
 
 
-def find_step(path: Path, iteration: int, rank: int | None = None, ranks: int | None = None) -> StepSamples:
+def find_step(
+    path: Path, iteration: int, rank: int | None = None, ranks: int | None = None, phases: Path | None = None
+) -> StepSamples:
     """Return the samples of an iteration of a run, counted from 1; with `rank`, those of one of `ranks`.
+
+    `phases` is the file of the phases, for a run with phases.
 
     Raises:
         RequestError: the run has no record of its data, its data changed since, or the iteration is after its end.
     """
-    run = open_run(path, iteration)
+    run = open_run(path, iteration, phases)
     first = (iteration - 1) * run.global_batch
     if not iteration >= 1 or first + run.global_batch > len(run.samples):
         raise RequestError(
@@ -93,13 +97,13 @@ class DocumentIterations(JsonEvent, frozen=True, tag="iterations", kw_only=True)
     checkpoints_before: list[int]
 
 
-def find_iterations(path: Path, prefix: Path, document: int) -> DocumentIterations:
+def find_iterations(path: Path, prefix: Path, document: int, phases: Path | None = None) -> DocumentIterations:
     """Return the iterations of a run that read a document of a pair, by its number in the pair.
 
     Raises:
         RequestError: the run has no record of its data, or its data has no such pair.
     """
-    run = open_run(path)
+    run = open_run(path, phases=phases)
     numbers = run.samples.find_document(prefix.absolute(), document)
     if numbers is None:
         raise RequestError(f"the run {path} does not read {prefix}; specify a run of this dataset")
@@ -157,7 +161,7 @@ def _describe(number: int, rank: int | None, origin: SampleOrigin) -> StepPart:
     )
 
 
-def open_run(path: Path, iteration: int | None = None) -> RunSamples:
+def open_run(path: Path, iteration: int | None = None, phases: Path | None = None) -> RunSamples:
     """Open the samples of a run as its program read them; those of `iteration`, if the run's data was changed.
 
     Raises:
@@ -179,11 +183,18 @@ def open_run(path: Path, iteration: int | None = None) -> RunSamples:
         raise RequestError(
             f"the run has {', '.join(data.arguments)}, which change its samples; inspect cannot repeat them"
         )
-    return RunSamples(_open(data), data.global_batch, find_integer(settings, MICRO_BATCH_NAMES))
+    return RunSamples(_open(data, phases), data.global_batch, find_integer(settings, MICRO_BATCH_NAMES))
 
 
-def _open(data: RunData) -> Samples:
+def _open(data: RunData, phases: Path | None) -> Samples:
     identity = data.identity
+    if (identity.kind == "phases") != (phases is not None) or identity.synthetic:
+        reason = "its samples are random numbers" if identity.synthetic else "it has phases; add --phases FILE"
+        raise RequestError(f"{data.path} shows no documents: {reason if phases is None else 'it has no phases'}")
+    if phases is not None:
+        samples = open_samples(phases=phases, seq_length=identity.seq_length, seed=identity.seed)
+        _check_equal(data, samples)
+        return samples
     is_alone = len(identity.sources) == 1 and (not data.fingerprint or identity.sources[0].weight is None)
     sources = [
         source.path if is_alone or source.weight is None else (source.weight, source.path)
@@ -198,15 +209,20 @@ def _open(data: RunData) -> Samples:
         part=identity.part,
         surplus=identity.surplus,
     )
-    unknown = {"documents": None, "boundary": None, "pad": None, "masked_eod": None}  # they change no document
-    if identity.blend is None:
-        unknown["blend"] = None
-    recorded, current = (msgspec.structs.replace(identity, **unknown) for identity in (identity, samples.identity))
-    weights = tuple(source.weight for source in recorded.sources)
-    now = tuple(msgspec.structs.replace(s, weight=w) for s, w in zip(current.sources, weights, strict=False))
-    if differences := list_differences(recorded, msgspec.structs.replace(current, sources=now)):
-        raise RequestError(f"the data of {data.path} was changed since the run: {'; '.join(differences)}; restore it")
+    _check_equal(data, samples)
     return samples
+
+
+def _check_equal(data: RunData, samples: Samples) -> None:
+    """Raise RequestError if the samples are not those of the record."""
+    unknown = {"documents": None, "boundary": None, "pad": None, "masked_eod": None}  # they change no document
+    if data.identity.blend is None:
+        unknown["blend"] = None
+    recorded, current = (msgspec.structs.replace(it, **unknown) for it in (data.identity, samples.identity))
+    weights = [source.weight for source in recorded.sources]
+    sources = [msgspec.structs.replace(s, weight=w) for s, w in zip(current.sources, weights, strict=False)]
+    if differences := list_differences(recorded, msgspec.structs.replace(current, sources=tuple(sources))):
+        raise RequestError(f"the data of {data.path} was changed since the run: {'; '.join(differences)}; restore it")
 
 
 def _name(identity: DataIdentity) -> str:

@@ -108,8 +108,12 @@ class PairSamples:
     def find_document(self, document: int) -> Array:
         """Return the numbers of the samples whose inputs have tokens of a document of the pair, ascending (int64)."""
         first, end = self.pair.document_indices[document : document + 2].tolist()
+        return self.find_sequences(np.arange(first, end))
+
+    def find_sequences(self, numbers: Array) -> Array:
+        """Return the numbers of the samples whose inputs have tokens of some sequences, ascending (int64)."""
         order = self.order
-        places = np.flatnonzero((order.sequences >= first) & (order.sequences < end))
+        places = np.flatnonzero(np.isin(order.sequences, numbers))
         starts = np.where(places > 0, order.ends[places - 1], 0)
         stops = order.ends[places]
         kept = stops > starts

@@ -5,7 +5,7 @@ rest. `packed_samples` has the source of packed rows.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -104,14 +104,14 @@ class PairSource:
 
     def find_document(self, prefix: Path, document: int) -> Array | None:
         """Return the numbers of the samples with tokens of a document of a pair, None if the pair is not read."""
-        places = [place for place, part in enumerate(self.parts) if part.prefix == prefix]
-        if not places:
-            return None
-        numbers = [
-            samples if self.draws is None else self.draws.find(place, samples)
-            for place in places
-            for samples in [self.parts[place].find_document(document)]
-        ]
+        samples = {
+            place: part.find_document(document) for place, part in enumerate(self.parts) if part.prefix == prefix
+        }
+        return self.number(samples) if samples else None
+
+    def number(self, samples: Mapping[int, Array]) -> Array:
+        """Return the numbers here of samples of pairs, by the place of the pair, ascending."""
+        numbers = [part if self.draws is None else self.draws.find(place, part) for place, part in samples.items()]
         return np.unique(np.concatenate(numbers))
 
     def __getstate__(self) -> dict[str, object]:

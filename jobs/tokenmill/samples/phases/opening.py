@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from tokenmill.samples.batch import Batch, allocate_batch
 from tokenmill.samples.identity import DataIdentity, SourceIdentity
 from tokenmill.samples.origins import locate_pieces
 from tokenmill.samples.pair_blend import PartRequest, build_pair_source
+from tokenmill.samples.pair_samples import PairSamples
 from tokenmill.samples.phases.plan import SURPLUS, PhasePlanner, PlannedPhase
 from tokenmill.samples.phases.plan_file import list_phases, read_plan_file
 from tokenmill.samples.phases.views import describe_pair, find_in_source, find_source, write_view
@@ -213,8 +214,39 @@ class PhaseSource:
         pieces = self.sources[phase].locate(number - self._begin(phase))
         return [piece._replace(source=piece.source + before) for piece in pieces]
 
+    def find_document(self, prefix: Path, document: int) -> npt.NDArray[Any] | None:
+        """Return the numbers of the samples with tokens of a document of a pair, or of views of it."""
+        numbers = []
+        for place, source in enumerate(self.sources):
+            in_parts = {
+                number: samples
+                for number, part in enumerate(source.parts)
+                if (samples := _find_in_part(part, prefix, document)) is not None
+            }
+            if in_parts:
+                within = source.number(in_parts)
+                numbers.append(within[within < self.ends[place] - self._begin(place)] + self._begin(place))
+        return np.concatenate(numbers) if numbers else None
+
     def _begin(self, phase: int) -> int:
         return int(self.ends[phase - 1]) if phase else 0
+
+
+def _find_in_part(part: PairSamples, prefix: Path, document: int) -> npt.NDArray[Any] | None:
+    """Return the samples of a pair or of a view that have tokens of a document of the pair with this prefix."""
+    if part.prefix == prefix:
+        return part.find_document(document)
+    view = read_view(part.prefix)
+    if view is None or find_source(part.prefix, view) != prefix:
+        return None
+    reader = map_pair(prefix)
+    first, end = reader.document_indices[document : document + 2].tolist()
+    if first == end:
+        return np.empty(0, np.int64)
+    begin = int(reader.pointers[first])
+    stop = int(reader.pointers[end - 1]) + int(reader.lengths[end - 1]) * reader.dtype.itemsize
+    pointers = part.pair.pointers
+    return part.find_sequences(np.flatnonzero((pointers >= begin) & (pointers < stop)))
 
 
 def _locate_in_sources(pairs: Sequence[Pair], pieces: Sequence[Piece]) -> list[SampleOrigin]:
