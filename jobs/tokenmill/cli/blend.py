@@ -167,12 +167,14 @@ def plan(
 ) -> None:
     """Show what each phase of a run draws.
 
-    For each phase and dataset: tokens, share, epochs before and after, and when an epoch ends. Nothing is written.
+    For each phase and dataset: tokens, share, epochs before and after, and when an epoch ends.
 
     Examples:
         tokenmill blend plan phases.yaml --seq-length 4096
         tokenmill blend plan phases.json --seq-length 4096 --html phases.html
     """
+    import tempfile
+
     from tokenmill.core.files.explain import explain_os_errors
     from tokenmill.core.json_lines import print_json
     from tokenmill.reports import phases as report
@@ -185,9 +187,10 @@ def plan(
     with explain_os_errors(file):
         content = read_plan_file(file)
         listed = list_phases(content, seq_length=seq_length, seed=seed, global_batch=global_batch)
-        planner = PhasePlanner.open([share.path for phase in listed for share in phase.shares], content.split, key)
-        batch = global_batch or content.global_batch
-        result = report.describe_plan(file, [planner.plan(phase, batch or 1) for phase in listed], batch)
+        paths, batch = [share.path for phase in listed for share in phase.shares], global_batch or content.global_batch
+        with tempfile.TemporaryDirectory(prefix="tokenmill-") as views:
+            planner = PhasePlanner.open(paths, content.split, Path(views), key=key)
+            result = report.describe_plan(file, [planner.plan(phase, batch or 1) for phase in listed], batch)
     if html is not None:
         report.write_plan_page(html, result)
     if json:

@@ -158,6 +158,10 @@ MAX_ORDER = 1 << 34
 
 
 def _load_order(pair: Pair, bounds: tuple[int, int], epochs: Epochs, request: PartRequest) -> PairOrder:
+    return load_order(pair, bounds, epochs, request.seed, request.index_cache)
+
+
+def load_order(pair: Pair, bounds: tuple[int, int], epochs: Epochs, seed: int, index_cache: Path | None) -> PairOrder:
     """Return the order of a part of a pair, from the store if it is large."""
     first, end = bounds
 
@@ -165,13 +169,13 @@ def _load_order(pair: Pair, bounds: tuple[int, int], epochs: Epochs, request: Pa
         lengths = pair.reader.lengths
         if int(lengths[first:end].min()) < 0:
             raise DamagedPair(Path(f"{pair.prefix}.idx"), "the length of a sequence is negative")
-        return build_order(lengths, first, end, epochs, request.seed, allocate)
+        return build_order(lengths, first, end, epochs, seed, allocate)
 
     count = epochs.number * (end - first)
     key = ""
     if count >= MIN_SEQUENCES:
-        key = content_id([pair.order_content, first, end, *epochs, request.seed])
-    return load_or_build(key, count, request.index_cache, build)
+        key = content_id([pair.order_content, first, end, *epochs, seed])
+    return load_or_build(key, count, index_cache, build)
 
 
 def _check_draws(pairs: Sequence[Pair], parts: Sequence[PairSamples], draws: Draws, request: PartRequest) -> None:

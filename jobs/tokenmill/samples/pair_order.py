@@ -8,6 +8,7 @@ Megatron-LM also stores where each sample starts. That is not needed here: `ends
 a binary search finds the sequence of any position. `order_store` keeps large orders in files.
 """
 
+import mmap
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,6 +23,10 @@ MAX_UINT32 = 2**32 - 1
 
 BLOCK = 1 << 20
 """Sequences or samples that are in memory together."""
+
+
+RELEASED = BLOCK * 8
+"""Sequences after which the map of an array that is read at random places is released."""
 
 
 class PairOrder(NamedTuple):
@@ -47,6 +52,17 @@ def allocate_memory(_: str, length: int, dtype: npt.DTypeLike) -> Array:
     return np.empty(length, dtype)
 
 
+def release(*arrays: Array) -> None:
+    """Let the system take back the memory of maps of files; they are read again when they are needed."""
+    for array in arrays:
+        base: Any = array
+        while isinstance(base, np.ndarray) and base.base is not None:
+            base = base.base
+        base = base.obj if isinstance(base, memoryview) else base
+        if isinstance(base, mmap.mmap):
+            base.madvise(mmap.MADV_DONTNEED)
+
+
 def build_order(
     lengths: Array, first: int, end: int, epochs: Epochs, seed: int, allocate: Allocate = allocate_memory
 ) -> PairOrder:
@@ -66,6 +82,9 @@ def build_order(
         np.cumsum(lengths[sequences[start : start + BLOCK]], dtype=np.int64, out=block)
         block += total
         total = int(block[-1])
+        release(ends)
+        if start % RELEASED == 0:
+            release(lengths)
     samples = allocate("samples", epochs.samples, np.uint32 if epochs.samples < MAX_UINT32 - 1 else np.int64)
     _fill(samples, 0)
     random.shuffle(samples[: epochs.shuffled_first])

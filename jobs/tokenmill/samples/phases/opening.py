@@ -23,7 +23,7 @@ from tokenmill.samples.pair_blend import PartRequest, build_pair_source
 from tokenmill.samples.pair_samples import PairSamples
 from tokenmill.samples.phases.plan import SURPLUS, PhasePlanner, PlannedPhase
 from tokenmill.samples.phases.plan_file import list_phases, read_plan_file
-from tokenmill.samples.phases.views import describe_pair, find_in_source, find_source, write_view
+from tokenmill.samples.phases.views import describe_pair, find_in_source, find_source
 from tokenmill.samples.sample_sources import PairSource, Piece
 from tokenmill.samples.samples import SampleOrigin
 
@@ -67,7 +67,14 @@ class OpenedPhases(NamedTuple):
 
 
 def prepare_phases(
-    file: Path, *, seq_length: int, seed: int, global_batch: int | None, key: str | None, views: Path
+    file: Path,
+    *,
+    seq_length: int,
+    seed: int,
+    global_batch: int | None,
+    key: str | None,
+    views: Path,
+    index_cache: Path | None = None,
 ) -> PreparedPhases:
     """Plan the phases of a file and write their views, unless an earlier process has.
 
@@ -77,7 +84,7 @@ def prepare_phases(
     plan = read_plan_file(file)
     phases = list_phases(plan, seq_length=seq_length, seed=seed, global_batch=global_batch)
     paths = [share.path for phase in phases for share in phase.shares]
-    planner = PhasePlanner.open(paths, plan.split, key)
+    planner = PhasePlanner.open(paths, plan.split, views, key=key, index_cache=index_cache)
     contents = {path: dataset.content for path, dataset in planner.datasets.items()}
     batch = global_batch or plan.global_batch or 1
     identity = content_id([FORMAT, [str(phase) for phase in phases], plan.split, batch, sorted(contents.items())])
@@ -87,18 +94,17 @@ def prepare_phases(
         if prepared.key == identity:
             return prepared
     first = next(iter(planner.datasets.values()))
-    data = tuple(_write_phase(planner.plan(phase, batch), views) for phase in phases)
+    data = tuple(_describe_phase(planner.plan(phase, batch), views) for phase in phases)
     prepared = PreparedPhases(identity, first.tokenizer, first.eod, data)
     views.mkdir(parents=True, exist_ok=True)
     write_atomic(prepared_file, readable_json(prepared.to_json()))
     return prepared
 
 
-def _write_phase(planned: PlannedPhase, views: Path) -> PhaseData:
+def _describe_phase(planned: PlannedPhase, views: Path) -> PhaseData:
     pairs = []
     for entry, weight in zip(planned.entries, planned.weights, strict=True):
-        pair = entry.pair if entry.ranges is None else write_view(views, entry.pair, entry.ranges)
-        pairs.append(PhasePair(os.path.relpath(pair.prefix, views), entry.samples, weight, pair.content))
+        pairs.append(PhasePair(os.path.relpath(entry.pair.prefix, views), entry.samples, weight, entry.pair.content))
     return PhaseData(planned.samples, planned.seq_length, planned.seed, tuple(pairs))
 
 
@@ -119,7 +125,13 @@ def open_phases(
     """
     views = views if views is not None else file.with_name(f"{file.name}.views")
     prepared = prepare_phases(
-        file, seq_length=seq_length, seed=seed, global_batch=global_batch, key=key, views=views.absolute()
+        file,
+        seq_length=seq_length,
+        seed=seed,
+        global_batch=global_batch,
+        key=key,
+        views=views.absolute(),
+        index_cache=index_cache,
     )
     sources, pairs = [], list[Pair]()
     for number, phase in enumerate(prepared.phases):

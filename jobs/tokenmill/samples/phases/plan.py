@@ -9,6 +9,7 @@ by at most one at each transition, except for such a tail.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -19,9 +20,11 @@ from tokenmill.datasets.weighted import Pair, WeightedDataset
 from tokenmill.errors import RequestError
 from tokenmill.samples.draws import plan_blend
 from tokenmill.samples.epochs import count_epochs
-from tokenmill.samples.pair_order import build_order
+from tokenmill.samples.pair_blend import load_order
+from tokenmill.samples.pair_order import release
 from tokenmill.samples.phases.plan_file import Phase, Share
 from tokenmill.samples.phases.ranges import Ranges, find_left, join
+from tokenmill.samples.phases.views import write_view
 
 MAX_ROUNDS = 200
 """Attempts to find exact weights; of 20,000 random lists, none needed more than 5."""
@@ -32,10 +35,9 @@ SURPLUS = 0.0
 
 @dataclass(frozen=True)
 class Entry:
-    """`samples` of a phase from a pair itself, or from ranges of it."""
+    """`samples` of a phase from a pair, or from a view of it."""
 
     pair: Pair
-    ranges: Ranges | None
     samples: int
 
 
@@ -74,25 +76,28 @@ class _PairState:
     """The draws from the training part of a pair.
 
     `left` are the ranges that are left in the current epoch, None before it began. `owed` are those that earlier epochs
-    left, and that the next one draws in addition.
+    left, and that the next one draws in addition. `views` is the directory of the views.
     """
 
     pair: Pair
     whole: Ranges | None
     """The training part; None for all of the pair."""
     tokens: int
+    views: Path
+    index_cache: Path | None
     left: Ranges | None = None
     owed: Ranges | None = None
     drawn: int = 0
 
     def draw(self, need: int, seq_length: int, seed: int) -> Iterator[Entry]:
-        """Yield the entries that draw `need` samples, and note what they leave."""
+        """Yield the entries that draw `need` samples, write their views, and note what they leave."""
         self.drawn += need * seq_length
         if self.left is not None:
             taken = min(need, _capacity(self.left.tokens, seq_length))
             if taken:
-                yield Entry(self.pair, self.left, taken)
-                self.left = self._rest(self.left, taken, seq_length, seed)
+                entry = Entry(write_view(self.views, self.pair, self.left), taken)
+                yield entry
+                self.left = self._find_rest(entry, seq_length, seed)
             need -= taken
             if not need:
                 return
@@ -107,9 +112,9 @@ class _PairState:
                 taken = _capacity(epochs * self.tokens + owed, seq_length)
             else:  # a sample has more than an epoch: all samples, and what is left is less than a sample
                 epochs, taken = -(-(need * seq_length + 1 - owed) // self.tokens), need
-            entry = Entry(self.pair, self._base(epochs), taken)
+            entry = Entry(self._begin(epochs), taken)
             yield entry
-            rest = self._rest(entry.ranges, taken, seq_length, seed)
+            rest = self._find_rest(entry, seq_length, seed)
             need -= taken
             self.owed = None
             if begins:
@@ -117,29 +122,28 @@ class _PairState:
             elif rest.lengths.size:
                 self.owed = rest
 
-    def _base(self, epochs: int) -> Ranges | None:
-        """Return the ranges of epochs from their beginning, with those that are owed; None for the pair itself."""
+    def _begin(self, epochs: int) -> Pair:
+        """Return the pair of epochs from their beginning, with the ranges that are owed: a view, or the pair itself."""
         if self.owed is None and self.whole is None:
-            return None
-        whole = self.whole if self.whole is not None else _all_of(self.pair)
+            return self.pair
+        whole = self.whole if self.whole is not None else Ranges(self.pair.reader.pointers, self.pair.reader.lengths)
         if self.owed is None and epochs == 1:
-            return whole
-        return join(*[whole] * epochs, *([] if self.owed is None else [self.owed]))
+            return write_view(self.views, self.pair, whole)
+        ranges = join(self.views, *[whole] * epochs, *([] if self.owed is None else [self.owed]))
+        return write_view(self.views, self.pair, ranges)
 
-    def _rest(self, ranges: Ranges | None, taken: int, seq_length: int, seed: int) -> Ranges:
-        ranges = ranges if ranges is not None else _all_of(self.pair)
-        epochs = count_epochs(ranges.tokens, taken, seq_length)
-        order = build_order(ranges.lengths, 0, len(ranges.lengths), epochs, seed)
-        return find_left(order, taken, seq_length, ranges.offsets, ranges.lengths, self.pair.reader.dtype.itemsize)
+    def _find_rest(self, entry: Entry, seq_length: int, seed: int) -> Ranges:
+        """Return the ranges that an entry leaves."""
+        reader = entry.pair.reader
+        epochs = count_epochs(entry.pair.tokens, entry.samples, seq_length)
+        order = load_order(entry.pair, (0, reader.sequences), epochs, seed, self.index_cache)
+        release(reader.lengths)
+        return find_left(order, entry.samples, seq_length, reader.pointers, reader.dtype.itemsize, self.views)
 
 
 def _capacity(tokens: int, seq_length: int) -> int:
     """Return the complete samples of a stream of tokens, whose last sample needs a label."""
     return max(0, tokens - 1) // seq_length
-
-
-def _all_of(pair: Pair) -> Ranges:
-    return Ranges(pair.reader.pointers, pair.reader.lengths)
 
 
 @dataclass
@@ -148,10 +152,22 @@ class PhasePlanner:
 
     datasets: dict[str, WeightedDataset]
     fractions: Sequence[float]
+    views: Path
+    """The directory of the views."""
+    index_cache: Path | None = None
+    """The directory of large orders; None for tokenmill's cache."""
     _states: dict[str, _PairState] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, paths: Sequence[str], split: str | None, key: str | None = None) -> "PhasePlanner":
+    def open(
+        cls,
+        paths: Sequence[str],
+        split: str | None,
+        views: Path,
+        *,
+        key: str | None = None,
+        index_cache: Path | None = None,
+    ) -> "PhasePlanner":
         """Open the datasets of all phases.
 
         Raises:
@@ -160,10 +176,10 @@ class PhasePlanner:
         names = list(dict.fromkeys(paths))
         opened = open_pairs([WeightedSource(name) for name in names], key)
         fractions = parse_fractions(split) if split is not None else [1.0, 0.0, 0.0]
-        return cls(dict(zip(names, opened, strict=True)), fractions)
+        return cls(dict(zip(names, opened, strict=True)), fractions, views, index_cache)
 
     def plan(self, phase: Phase, global_batch: int = 1) -> PlannedPhase:
-        """Plan the next phase.
+        """Plan the next phase, and write its views.
 
         Raises:
             RequestError: its entries do not add up to its samples, or a dataset is read more often than allowed.
@@ -201,7 +217,8 @@ class PhasePlanner:
                 bounds = divide(self.fractions, reader.sequences)[0] or (0, 0)
                 part = Ranges(reader.pointers[slice(*bounds)], reader.lengths[slice(*bounds)])
                 is_whole = bounds == (0, reader.sequences)
-                self._states[pair.prefix] = _PairState(pair, None if is_whole else part, part.tokens)
+                whole = None if is_whole else part
+                self._states[pair.prefix] = _PairState(pair, whole, part.tokens, self.views, self.index_cache)
             states.append(self._states[pair.prefix])
         with_tokens = [state for state in states if state.tokens > 0]
         if not with_tokens:

@@ -12,10 +12,8 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from tokenmill.core.files.codec import content_id, readable_json
@@ -33,10 +31,8 @@ from tokenmill.datasets.formats.indexed.writer import HEADER, MAGIC, VERSION
 from tokenmill.datasets.sources import open_pairs
 from tokenmill.datasets.weighted import Pair
 from tokenmill.errors import InputError, RequestError
+from tokenmill.samples.pair_order import BLOCK
 from tokenmill.samples.phases.ranges import Ranges
-
-BLOCK = 1 << 20
-"""Entries of an `.idx` that are written together."""
 
 
 def write_view(directory: Path, pair: Pair, ranges: Ranges) -> Pair:
@@ -92,15 +88,10 @@ def _link(link: Path, target: Path) -> None:
 def _index(code: int, ranges: Ranges) -> Iterator[bytes]:
     count = len(ranges.lengths)
     yield HEADER.pack(MAGIC, VERSION, code, count, count + 1)
-    yield from _blocks(ranges.lengths.astype("<i4", copy=False))
-    yield from _blocks(ranges.offsets.astype("<i8", copy=False))
+    yield from (block.lengths.astype("<i4", copy=False).tobytes() for block in ranges.blocks())
+    yield from (block.offsets.astype("<i8", copy=False).tobytes() for block in ranges.blocks())
     for start in range(0, count + 1, BLOCK):
         yield np.arange(start, min(start + BLOCK, count + 1), dtype="<i8").tobytes()
-
-
-def _blocks(array: npt.NDArray[Any]) -> Iterator[bytes]:
-    for start in range(0, len(array), BLOCK):
-        yield np.ascontiguousarray(array[start : start + BLOCK]).tobytes()
 
 
 def find_in_source(view: IndexedReader, source: IndexedReader, sequence: int, offset: int) -> tuple[int, int]:
@@ -129,17 +120,17 @@ def find_problems(prefix: Path) -> list[str]:
         view, pair = map_pair(prefix), describe_pair(source)
     except (InputError, RequestError) as error:
         return [f"{error}; {remedy}"]
-    offsets, lengths = np.asarray(view.pointers), np.asarray(view.lengths)
-    size = view.dtype.itemsize
-    if (
-        (lengths < 0).any()
-        or (offsets < 0).any()
-        or (offsets + lengths.astype(np.int64) * size > record.bin_bytes).any()
-    ):
+    ranges, size = Ranges(view.pointers, view.lengths), view.dtype.itemsize
+    if not all(_are_inside(block, record.bin_bytes, size) for block in ranges.blocks()):
         return [f"{prefix}.idx names ranges outside {source}.bin; {remedy}"]
-    if _hash(pair, Ranges(offsets, lengths)) != record.content:
+    if _hash(pair, ranges) != record.content:
         return [f"{prefix}.idx, or {source}, is not what the view was made from; {remedy}"]
     return []
+
+
+def _are_inside(ranges: Ranges, bin_bytes: int, size: int) -> bool:
+    ends = ranges.offsets + ranges.lengths.astype(np.int64) * size
+    return bool((ranges.lengths >= 0).all() and (ranges.offsets >= 0).all() and (ends <= bin_bytes).all())
 
 
 def find_source(prefix: Path, record: ViewRecord) -> Path:
@@ -154,8 +145,8 @@ def describe_pair(prefix: Path) -> Pair:
 
 
 def _hash(pair: Pair, ranges: Ranges) -> str:
-    digest = xxhash.xxh3_128()
-    for array in (ranges.offsets.astype("<i8", copy=False), ranges.lengths.astype("<i4", copy=False)):
-        for block in _blocks(array):
-            digest.update(block)
-    return content_id([pair.content, digest.hexdigest()])
+    offsets, lengths = xxhash.xxh3_128(), xxhash.xxh3_128()
+    for block in ranges.blocks():
+        offsets.update(block.offsets.astype("<i8", copy=False).tobytes())
+        lengths.update(block.lengths.astype("<i4", copy=False).tobytes())
+    return content_id([pair.content, offsets.hexdigest(), lengths.hexdigest()])
