@@ -171,12 +171,16 @@ def test_several_processes_read_the_same_samples(tmp_path: Path) -> None:
     script = "import sys, tokenmill.data as data; print(data.open(phases=sys.argv[1], seq_length=16).digest())"
     processes = [subprocess.Popen([sys.executable, "-c", script, file], stdout=subprocess.PIPE) for _ in range(4)]
     digests = {process.communicate(timeout=60)[0] for process in processes}
+    (prepared,) = (tmp_path / "plan.json.views").glob("*.phases.json")
     samples = tokenmill.data.open(phases=file, seq_length=16, documents="positions")
     assert digests == {f"{tokenmill.data.open(phases=file, seq_length=16).digest()}\n".encode()}
     numbers = random.Random(0).sample(range(60), 60)
     together, alone = samples.batch(numbers), [samples.batch([number]) for number in numbers]
     for name in ("tokens", "labels", "loss_mask", "position_ids"):
         assert np.array_equal(getattr(together, name), np.concatenate([getattr(one, name) for one in alone])), name
+    prepared.write_text("{}")
+    with pytest.raises(RequestError, match=r"phases.json is damaged .*delete .*plan.json.views"):
+        tokenmill.data.open(phases=file, seq_length=16)
 
 
 def test_a_step_of_a_run_with_phases_has_its_documents(tmp_path: Path) -> None:

@@ -279,7 +279,12 @@ def _describe_difference(record: StageRecord, plan: Plan, request: Request) -> s
             f"{deletes}"
         )
     old, new = plan.request, request.content
-    lines = [_describe_change(name, old.get(name), new.get(name)) for name in changed]
+    lines = [
+        f"  input: other files ({_describe_input_changes(plan, request)})"
+        if name == "input"
+        else _describe_change(name, old.get(name), new.get(name))
+        for name in changed
+    ]
     return (
         f"{record.output} already holds a {record.stage} made with other parameters (old -> new):\n"
         + "\n".join(lines)

@@ -72,7 +72,7 @@ def load_or_build(
     entry = root / key
     try:
         if (order := _load(entry)) is None:
-            with _lock(root / f"{key}.lock"):
+            with lock(root / f"{key}.lock"):
                 order = _load(entry) or _store(entry, build)
         return order
     except (OSError, UnexpectedEntry):  # a full disk, a read-only directory, or a lock that is not a file
@@ -92,8 +92,8 @@ def _open_root(directory: Path | None) -> Path | None:
 
 
 @contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock; where the file system has no locks, several processes may build the same order."""
+def lock(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock; where the file system has no locks, several processes may do the same work."""
     with Tree(path.parent).open(path, "ab") as file:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)

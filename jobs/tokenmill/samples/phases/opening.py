@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -18,6 +19,7 @@ from tokenmill.engine.contract import Record
 from tokenmill.errors import RequestError
 from tokenmill.samples.batch import Batch, allocate_batch
 from tokenmill.samples.identity import DataIdentity, SourceIdentity
+from tokenmill.samples.order_store import lock
 from tokenmill.samples.origins import locate_pieces
 from tokenmill.samples.pair_blend import PartRequest, build_pair_source
 from tokenmill.samples.pair_samples import PairSamples
@@ -89,16 +91,30 @@ def prepare_phases(
     batch = global_batch or plan.global_batch or 1
     identity = content_id([FORMAT, [str(phase) for phase in phases], plan.split, batch, sorted(contents.items())])
     prepared_file = views / f"{identity[:16]}.phases.json"
-    if stored := read_json(prepared_file) if prepared_file.exists() else None:
-        prepared = convert_json(stored, PreparedPhases)
-        if prepared.key == identity:
-            return prepared
-    first = next(iter(planner.datasets.values()))
-    data = tuple(_describe_phase(planner.plan(phase, batch), views) for phase in phases)
-    prepared = PreparedPhases(identity, first.tokenizer, first.eod, data)
+    if prepared := _read_prepared(prepared_file, identity):
+        return prepared
     views.mkdir(parents=True, exist_ok=True)
-    write_atomic(prepared_file, readable_json(prepared.to_json()))
+    with lock(prepared_file.with_suffix(".lock")):  # the other processes of a machine wait for the first one
+        if prepared := _read_prepared(prepared_file, identity):
+            return prepared
+        first = next(iter(planner.datasets.values()))
+        data = tuple(_describe_phase(planner.plan(phase, batch), views) for phase in phases)
+        prepared = PreparedPhases(identity, first.tokenizer, first.eod, data)
+        write_atomic(prepared_file, readable_json(prepared.to_json()))
     return prepared
+
+
+def _read_prepared(path: Path, key: str) -> PreparedPhases | None:
+    """Return the phases that an earlier process prepared, None if there are none."""
+    if not path.exists():
+        return None
+    try:
+        prepared = convert_json(read_json(path), PreparedPhases)
+    except msgspec.ValidationError as error:
+        raise RequestError(
+            f"{path} is damaged ({error}); delete {path.parent}, and run the same command again"
+        ) from error
+    return prepared if prepared.key == key else None
 
 
 def _describe_phase(planned: PlannedPhase, views: Path) -> PhaseData:
