@@ -286,12 +286,20 @@ def test_a_failure_before_the_last_line_of_another_rank_is_the_cause(failure: st
     assert "without a traceback" in read(failure, progress, report(1, 3)).cause
 
 
+@pytest.mark.parametrize("has_ranks", [True, False])
 @pytest.mark.parametrize("progress", [STARTED, LINE.format(7, "1.0", 0)])
-def test_the_peer_that_torchrun_names_first_hides_no_earlier_failure_of_another_rank(progress: str) -> None:
-    lost = prefix_lines(1, LEFT + "RuntimeError: CUDA error: an illegal memory access was encountered")
+def test_the_peer_that_torchrun_names_first_hides_no_earlier_failure_of_another_rank(
+    progress: str, has_ranks: bool
+) -> None:
+    def by(rank: int, text: str) -> str:
+        return prefix_lines(rank, text) if has_ranks else f"{text}\n"
+
+    lost = by(1, LEFT + "RuntimeError: CUDA error: an illegal memory access was encountered")
     both = report(0, 1).replace("-15 (pid", "1 (pid")  # in the same second, which torchrun sorts by rank
-    monitor = read(lost, progress, prefix_lines(0, LEFT + CLOSED), both)
+    monitor = read(lost, progress, by(0, LEFT + CLOSED), both)
     assert "an illegal memory access" in monitor.cause and monitor.is_transient
+    survived = LEFT + "ImportError: cannot import name 'x'; falling back\n"
+    assert read(survived, progress, by(0, LEFT + CLOSED), both).is_transient
 
 
 @pytest.mark.parametrize("progress", [STARTED, SAVING, LINE.format(7, "1.0", 0)])

@@ -263,10 +263,15 @@ class LogMonitor:
     def _relevant_failures(self) -> dict[str, str]:
         """Return the failure of each rank, first that of the rank which torchrun names.
 
-        A rank that ended with code 1, and printed no other exception since, did not survive its earlier one.
+        A rank that ended with code 1, and printed no other exception since, did not survive its earlier one. Lines
+        without a rank do not tell which rank this is, so those of a program's own errors, which it may have survived,
+        do not count: the run would end for good.
         """
-        ended = (str(rank) for rank, code in self._rank_codes.items() if code == 1)
+        ended = [str(rank) for rank, code in self._rank_codes.items() if code == 1]
         earlier = {rank: self._earlier_failures[rank] for rank in ended if rank in self._earlier_failures}
+        unknown = self._earlier_failures.get("", "")
+        if len(ended) > len(earlier | self._failures) and unknown and _failure_priority(unknown) < OWN_FAILURE:
+            earlier["unknown"] = unknown
         failures = dict(reversed((earlier | self._failures).items()))
         root = str(self._first_failure[0])
         # The output names its ranks here. Lines without a rank are then warnings, or come from torchrun.
