@@ -585,6 +585,10 @@ def test_blends_as_people_write_them(name: str, text: str, tmp_path: Path) -> No
         ("trian: [a]", "it has 'trian'"),
         ("train: 5", "train is not a list of datasets"),
         ("train: [", "is not a blend file"),
+        ("a: &a [x]\ntrain: *a\n", "is not a blend file .*alias"),
+        ("train: 2024-99-99", "is not a blend file"),
+        ("valid: [a]\nvalidation: [b]\ntrain: [c]\n", "valid and validation; use one"),
+        ("train:\n- {path: a, split: test}\n", "train has an entry of the split test"),
     ],
 )
 def test_the_first_wrong_entry_of_a_blend_is_named(text: str, message: str, tmp_path: Path) -> None:

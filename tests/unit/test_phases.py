@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -15,6 +16,7 @@ import pytest
 import tokenmill.data
 from support.commandline import run_in_process
 from support.commandline import tokenmill as tokenmill_command
+from support.corpus import TOKENIZER, text
 from support.megatron_order import blended
 from support.phases import random_plan, write_dataset
 from tokenmill.errors import RequestError
@@ -136,10 +138,10 @@ def test_the_printed_counts_are_those_drawn(tmp_path: Path) -> None:
         for dataset in phase["datasets"]:
             assert dataset["tokens"] == ((tokens >= 10_000) == (dataset["path"] == new)).sum()
     (first,) = result["phases"][0]["datasets"]
-    assert (first["epochs_after"], result["phases"][1]["datasets"][0]["ends"]) == (0.8, [62])
+    assert (first["epochs_after"], result["phases"][1]["datasets"][0]["epochs_ended"]) == (0.8, 1)
     assert [total["unused"] for total in result["datasets"]] == [0, 520]
-    text = tokenmill_command("blend", "plan", file, "--seq-length", 16, "--html", tmp_path / "plan.html").out
-    assert "3 phases, 110 samples, 1,760 tokens" in text and "0.80 to 1.28" in text
+    shown = tokenmill_command("blend", "plan", file, "--seq-length", 16, "--html", tmp_path / "plan.html").out
+    assert "3 phases, 110 samples, 1,760 tokens" in shown and "0.80 to 1.28" in shown
     assert (tmp_path / "plan.html").read_text().count("<rect") == 5 + 2
 
 
@@ -160,7 +162,7 @@ def test_views_are_verified_and_shown(tmp_path: Path) -> None:
     assert tokenmill.data.open(phases=file, seq_length=16).digest() == before
     write_dataset(tmp_path / "moved/a", 5, [25] * 40)
     ended = tokenmill_command("verify", tmp_path / "moved/plan.json.views")
-    assert ended.code == 2 and "is not what the view was made from; delete a." in ended.out
+    assert ended.code == 2 and "is not what the view was made from; delete " in ended.out
 
 
 def test_several_processes_read_the_same_samples(tmp_path: Path) -> None:
@@ -201,3 +203,131 @@ def test_a_step_of_a_run_with_phases_has_its_documents(tmp_path: Path) -> None:
         assert numbers.tolist() == np.flatnonzero((tokens // 25 == document).any(axis=1)).tolist()
     ended = tokenmill_command("inspect", tmp_path / "run", "--iteration", 1)
     assert ended.code == 2 and "add --phases FILE" in ended.err
+
+
+def test_small_shares_of_many_phases_add_up(tmp_path: Path) -> None:
+    """What rounding takes from a dataset or a pair in a phase, it gets in a later one."""
+    web, rare = (str(write_dataset(tmp_path / name, 100_000 * n, [25] * 400)) for n, name in enumerate(("web", "rare")))
+    phase = {"samples": 20, "blend": [{"path": web, "weight": 1}, {"path": rare, "weight": 0.02}]}
+    samples = tokenmill.data.open(phases=write_plan(tmp_path, *[phase] * 25), seq_length=16)
+    drawn = int((samples.batch(range(500)).tokens >= 100_000).sum()) // 16
+    assert drawn == round(500 * 0.02 / 1.02)
+
+
+@pytest.mark.slow
+def test_the_pairs_of_a_dataset_end_their_epochs_together(tmp_path: Path) -> None:
+    for name, count in (("a", 60), ("b", 5), ("c", 15)):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        (tmp_path / f"in/{name}.jsonl").write_bytes(text(len(name) + count, count))
+    command = ["preprocess", tmp_path / "in", tmp_path / "out", "--tokenizer", TOKENIZER]
+    assert tokenmill_command(*command).code == 0
+    phase = {"samples": 4, "blend": [{"path": str(tmp_path / "out"), "weight": 1}]}
+    file = tmp_path / "plan.json"
+    tokens = sum(pair.stat().st_size // 2 for pair in (tmp_path / "out").glob("*.bin"))
+    file.write_text(json.dumps({"phases": [phase] * (tokens // 64)}))
+    samples = tokenmill.data.open(phases=file, seq_length=16)
+    read: Counter[tuple[str, int, int]] = Counter()
+    for number in range(len(samples)):
+        left = 16
+        for origin in samples.origin(number):
+            for token in range(origin.offset, origin.offset + min(left, origin.length)):
+                read[origin.path, origin.sequence, token] += 1
+            left -= min(left, origin.length)
+    assert max(read.values()) == 1
+    assert tokens - len(read) <= 4 * 16 + 3 * 16  # the rest of the last phase, and a tail of each pair
+
+
+def test_a_view_follows_a_dataset_that_was_moved_and_no_other(tmp_path: Path) -> None:
+    (tmp_path / "now").mkdir()
+    (tmp_path / "old").mkdir()
+    views = tmp_path / "views"
+
+    def read(place: str) -> str:
+        phase = {"samples": 20, "blend": [{"path": str(tmp_path / place / "web"), "weight": 1}]}
+        file = write_plan(tmp_path / place, phase, phase)
+        return tokenmill.data.open(phases=file, seq_length=16, views=views).digest()
+
+    write_dataset(tmp_path / "now/web", 0, [25] * 40)
+    before = read("now")
+    for name in ("web.bin", "web.idx"):
+        (tmp_path / "now" / name).rename(tmp_path / "old" / name)
+    write_dataset(tmp_path / "now/web", 5000, [25] * 40)
+    assert read("old") == before
+    assert read("now") != before and read("old") == before
+    assert run_in_process("verify", views, "--json").result["problems"] == []
+
+
+@pytest.mark.parametrize("damage", ["link", "dtype", "documents", "record", "lengths"])
+def test_damage_of_a_view_is_noticed(damage: str, tmp_path: Path) -> None:
+    path = write_dataset(tmp_path / "a", 0, [25] * 40)
+    write_dataset(tmp_path / "b", 7000, [25] * 40)
+    phase = {"samples": 20, "blend": [{"path": str(path), "weight": 1}]}
+    file = write_plan(tmp_path, phase, phase)
+    digest = tokenmill.data.open(phases=file, seq_length=16).digest()
+    views = tmp_path / "plan.json.views"
+    (index,) = views.glob("*.idx")
+    data = bytearray(index.read_bytes())
+    if damage == "link":
+        index.with_suffix(".bin").unlink()
+        index.with_suffix(".bin").symlink_to("../b.bin")
+        assert tokenmill.data.open(phases=file, seq_length=16).digest() == digest  # it is made again
+        index.with_suffix(".bin").unlink()
+        index.with_suffix(".bin").symlink_to("../b.bin")
+    elif damage == "record":
+        record = json.loads(index.with_suffix(".view.json").read_bytes()) | {"tokens": 3}
+        index.with_suffix(".view.json").write_text(json.dumps(record))
+    else:
+        place, value = {"dtype": (17, 7), "documents": (len(data) - 8, 1), "lengths": (34, 9)}[damage]
+        data[place] = value
+        index.write_bytes(data)
+    ended = tokenmill_command("verify", views)
+    assert ended.code == 2 and f"delete {views}" in ended.out
+    shutil.rmtree(views)
+    assert tokenmill.data.open(phases=file, seq_length=16).digest() == digest
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ([{"samples": 30, "max": 1}, {"samples": 200}], "until epoch 3.68, but max_epochs is 1"),
+        ([{"samples": 10**9}, {"samples": 10}], "times, more than 100,000"),
+        ([{"iterations": 2**47}, {"samples": 10}], "has more than .* samples"),
+        ([{"samples": 10, "seq_length": 8}], "phases.0. has seq_length 8, and the samples have 16"),
+    ],
+)
+def test_a_plan_that_is_a_mistake_ends_at_once(plan: list[dict[str, Any]], message: str, tmp_path: Path) -> None:
+    path = write_dataset(tmp_path / "a", 0, [25] * 40)
+    for phase in plan:
+        phase["blend"] = [
+            {"path": str(path), "weight": 1} | ({"max_epochs": phase.pop("max")} if "max" in phase else {})
+        ]
+    with pytest.raises(RequestError, match=message):
+        tokenmill.data.open(phases=write_plan(tmp_path, *plan), seq_length=16)
+
+
+def test_two_names_of_a_dataset_are_one_dataset(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    path = write_dataset(tmp_path / "a", 0, [25] * 40)
+    phases = [{"samples": 30, "blend": [{"path": name, "weight": 1}]} for name in (str(path), f"{tmp_path}/sub/../a")]
+    samples = tokenmill.data.open(phases=write_plan(tmp_path, *phases), seq_length=16)
+    assert len(set(samples.batch(range(60)).tokens.ravel().tolist())) == 960
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("p.yaml", "phases: 2024-99-99"),
+        ("p.yaml", "phases: !!bool x"),
+        ("p.yaml", "phases: !!python/name:os.system"),
+        ("p.yaml", "a: &a [1]\nphases: *a"),
+        ("p.yaml", "\xff"),
+        ("p.json", "{"),
+        ("p.json", "[]"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_one_error(name: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content.encode("latin-1"))
+    with pytest.raises(RequestError, match="is not a file with phases"):
+        tokenmill.data.open(phases=tmp_path / name, seq_length=16)
+    with pytest.raises(RequestError, match="there is no file"):
+        tokenmill.data.open(phases=tmp_path, seq_length=16)

@@ -60,8 +60,10 @@ def test_a_step_and_its_documents_find_each_other(directory: Path) -> None:
 
 @pytest.mark.slow
 def test_a_rank_has_its_part_of_a_step(directory: Path) -> None:
-    step = run_in_process("inspect", directory / "run", "--iteration", 2, "--rank", 1, "--ranks", 2, "--json").result
-    assert {part["sample"] for part in step["parts"]} == {6, 7}
+    step = run_in_process(
+        "inspect", directory / "run", "--iteration", 2, "--rank", 1, "--ranks", 2, "--micro-batch", 1, "--json"
+    ).result
+    assert {part["sample"] for part in step["parts"]} == {5, 7}
 
 
 @pytest.mark.slow
@@ -71,7 +73,8 @@ def test_a_rank_has_its_part_of_a_step(directory: Path) -> None:
         (["run", "--iteration", 11], "the run has 10 iterations of 4 samples"),
         (["web", "--iteration", 1], "has no record of its data"),
         (["run", "--iteration", 1, "--rank", 0], "--rank needs --ranks"),
-        (["run", "--iteration", 1, "--rank", 3, "--ranks", 3], "must be from 0 to 2"),
+        (["run", "--iteration", 1, "--rank", 3, "--ranks", 3, "--micro-batch", 1], "must be from 0 to 2"),
+        (["run", "--iteration", 1, "--rank", 0, "--ranks", 2], "add --micro-batch"),
         (["web", "--run", "run"], "add --document"),
     ],
 )

@@ -187,9 +187,9 @@ def plan(
     with explain_os_errors(file):
         content = read_plan_file(file)
         listed = list_phases(content, seq_length=seq_length, seed=seed, global_batch=global_batch)
-        paths, batch = [share.path for phase in listed for share in phase.shares], global_batch or content.global_batch
+        batch = global_batch or content.global_batch
         with tempfile.TemporaryDirectory(prefix="tokenmill-") as views:
-            planner = PhasePlanner.open(paths, content.split, Path(views), key=key)
+            planner = PhasePlanner.open(listed, content.split, Path(views), key=key)
             result = report.describe_plan(file, [planner.plan(phase, batch or 1) for phase in listed], batch)
     if html is not None:
         report.write_plan_page(html, result)

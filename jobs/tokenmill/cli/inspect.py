@@ -91,6 +91,15 @@ def inspect(
         int | None,
         typer.Option("--ranks", rich_help_panel=Panel.SAMPLES, min=1, help="The data-parallel ranks of the run."),
     ] = None,
+    micro_batch: Annotated[
+        int | None,
+        typer.Option(
+            "--micro-batch",
+            rich_help_panel=Panel.SAMPLES,
+            min=1,
+            help="The micro-batch, if the run has no record of it.",
+        ),
+    ] = None,
     run: Annotated[
         Path | None,
         typer.Option(
@@ -128,7 +137,7 @@ def inspect(
     if iteration is not None:
         from tokenmill.reports.steps import find_step, to_text
 
-        step = find_step(path, iteration, rank, ranks, phases)
+        step = find_step(path, iteration, rank=rank, ranks=ranks, micro_batch=micro_batch, phases=phases)
         if json:
             print_json(step, make_portable)
         else:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import yaml
 
 from tokenmill.core.files.user_path import local_path, read_named_file
+from tokenmill.core.plain_yaml import load_plain_yaml
 from tokenmill.core.typed_json import convert_json, decode_json
 from tokenmill.datasets.split import FILE_NAMES, SPLITS
 from tokenmill.errors import RequestError
@@ -69,9 +69,9 @@ def read_blend_file(path: Path) -> dict[str, list[WeightedSource]]:
         if path.suffix == ".json":
             return _parse_content(decode_json(data, Any), str(path))
         if path.suffix in (".yaml", ".yml"):
-            return _parse_content(yaml.safe_load(data), str(path))
+            return _parse_content(load_plain_yaml(data), str(path))
         return {"all": parse_blend_list(data.decode().split(), str(path))}
-    except (msgspec.DecodeError, yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(
             f"{path} is not a blend file ({error}); run tokenmill blend to write one with the datasets of each split"
         ) from error
@@ -98,7 +98,14 @@ def _parse_content(content: Any, label: str) -> dict[str, list[WeightedSource]]:
                 if unknown
                 else f"{label} names no dataset; add the prefix of a pair"
             )
-        return {names[name]: _parse_part(part, f"{label}: {name}")["all"] for name, part in content.items() if part}
+        if "valid" in content and "validation" in content:
+            raise RequestError(f"{label} has the keys valid and validation; use one of them")
+        lists = {names[name]: _parse_part(part, f"{label}: {name}") for name, part in content.items() if part}
+        for name, parts in lists.items():
+            if parts.keys() - {"all", name}:
+                other = next(iter(parts.keys() - {name}))
+                raise RequestError(f"{label}: {name} has an entry of the split {other}; move it to its list")
+        return {name: [source for part in parts.values() for source in part] for name, parts in lists.items()}
     return _parse_part(content, label)
 
 

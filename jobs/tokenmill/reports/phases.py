@@ -19,14 +19,14 @@ STYLE = ".area svg{width:100%;height:auto}.key{display:inline-block;width:.8em;h
 
 
 class DrawnDataset(Struct, frozen=True, kw_only=True):
-    """The draws of a phase from a dataset. `ends` are the samples of the run after which an epoch of it ends."""
+    """The draws of a phase from a dataset; `epochs_ended` counts the epochs that are complete at its end."""
 
     path: str
     tokens: int
     share: float
     epochs_before: float
     epochs_after: float
-    ends: tuple[int, ...]
+    epochs_ended: int
 
 
 class PlannedPhaseRow(Struct, frozen=True, kw_only=True):
@@ -72,10 +72,6 @@ def describe_plan(file: Path, planned: Sequence[PlannedPhase], global_batch: int
         tokens = phase.samples * phase.seq_length
         drawn = []
         for draw in phase.draws:
-            ends = [
-                first + round((epoch - draw.before) / (draw.after - draw.before) * phase.samples)
-                for epoch in range(int(draw.before + 1e-9) + 1, int(draw.after + 1e-9) + 1)
-            ]
             drawn.append(
                 DrawnDataset(
                     path=draw.path,
@@ -83,7 +79,7 @@ def describe_plan(file: Path, planned: Sequence[PlannedPhase], global_batch: int
                     share=draw.tokens / tokens,
                     epochs_before=draw.before,
                     epochs_after=draw.after,
-                    ends=tuple(ends),
+                    epochs_ended=int(draw.after + 1e-9) - int(draw.before + 1e-9),
                 )
             )
             totals[draw.path] = DatasetTotal(
@@ -130,7 +126,7 @@ def list_tables(plan: PhasesPlan) -> list[PrintedTable]:
             f"{dataset.tokens:,}",
             format_share(dataset.share),
             f"{dataset.epochs_before:.2f} to {dataset.epochs_after:.2f}",
-            ", ".join(f"{end // unit:,}" for end in dataset.ends[:3]) + (", ..." if len(dataset.ends) > 3 else ""),
+            str(dataset.epochs_ended or ""),
         )
         for phase in plan.phases
         for number, dataset in enumerate(phase.datasets)
@@ -141,7 +137,7 @@ def list_tables(plan: PhasesPlan) -> list[PrintedTable]:
     ]
     return [
         PrintedTable(
-            "phases", ("phase", name, "dataset", "tokens", "share", "epochs", "epoch ends at"), drawn, texts=(2,)
+            "phases", ("phase", name, "dataset", "tokens", "share", "epochs", "epochs ended"), drawn, texts=(2,)
         ),
         PrintedTable("datasets", ("dataset", "tokens", "read", "epochs", "never read"), totals),
     ]
@@ -162,7 +158,17 @@ def write_plan_page(path: Path, plan: PhasesPlan) -> None:
         _render_areas(plan),
         *map(render_table, list_tables(plan)),
     ]
-    write_html_file(path, build_html_file(COMMAND, "Phases of a run", plan.file, body, "All numbers are exact.", STYLE))
+    write_html_file(
+        path,
+        build_html_file(
+            COMMAND,
+            "Phases of a run",
+            plan.file,
+            body,
+            "A phase ends its epochs with its last samples, because it draws all of its datasets evenly.",
+            STYLE,
+        ),
+    )
 
 
 def _render_areas(plan: PhasesPlan) -> str:

@@ -60,11 +60,17 @@ class RunSamples(NamedTuple):
 
 
 def find_step(
-    path: Path, iteration: int, rank: int | None = None, ranks: int | None = None, phases: Path | None = None
+    path: Path,
+    iteration: int,
+    *,
+    rank: int | None = None,
+    ranks: int | None = None,
+    micro_batch: int | None = None,
+    phases: Path | None = None,
 ) -> StepSamples:
     """Return the samples of an iteration of a run, counted from 1; with `rank`, those of one of `ranks`.
 
-    `phases` is the file of the phases, for a run with phases.
+    `micro_batch` is that of the run, if it has no record of it, and `phases` the file of the phases of the run.
 
     Raises:
         RequestError: the run has no record of its data, its data changed since, or the iteration is after its end.
@@ -77,7 +83,7 @@ def find_step(
             f"one of them instead of {iteration:,}"
         )
     numbers = range(first, first + run.global_batch)
-    owners = _assign(run, rank, ranks)
+    owners = _assign(run, rank, ranks, micro_batch)
     parts = [
         _describe(number, owner, origin)
         for number, owner in zip(numbers, owners, strict=True)
@@ -130,13 +136,17 @@ def to_sentences(result: DocumentIterations) -> list[str]:
     return [f"iterations of {result.run} that read {where}: {shown}{more}", f"checkpoints before the first: {before}"]
 
 
-def _assign(run: RunSamples, rank: int | None, ranks: int | None) -> list[int | None]:
+def _assign(run: RunSamples, rank: int | None, ranks: int | None, micro_batch: int | None) -> list[int | None]:
     """Return the data-parallel rank of each sample of an iteration (Megatron-LM's sampler), None if it is unknown."""
     if ranks is None:
         if rank is not None:
             raise RequestError("--rank needs --ranks, the number of data-parallel ranks of the run; add it")
         return [None] * run.global_batch
-    micro = run.micro_batch or run.global_batch // ranks
+    micro = run.micro_batch or micro_batch
+    if micro is None:
+        raise RequestError(
+            "the run has no record of its micro-batch, which determines the samples of a rank; add --micro-batch"
+        )
     if rank is not None and not 0 <= rank < ranks:
         raise RequestError(f"invalid --rank {rank}: it must be from 0 to {ranks - 1}")
     if not micro or run.global_batch % (micro * ranks):
@@ -188,11 +198,14 @@ def open_run(path: Path, iteration: int | None = None, phases: Path | None = Non
 
 def _open(data: RunData, phases: Path | None) -> Samples:
     identity = data.identity
-    if (identity.kind == "phases") != (phases is not None) or identity.synthetic:
-        reason = "its samples are random numbers" if identity.synthetic else "it has phases; add --phases FILE"
-        raise RequestError(f"{data.path} shows no documents: {reason if phases is None else 'it has no phases'}")
-    if phases is not None:
-        samples = open_samples(phases=phases, seq_length=identity.seq_length, seed=identity.seed)
+    if identity.synthetic:
+        raise RequestError(f"{data.path} shows no documents: its samples are random numbers")
+    if identity.kind == "phases":
+        if phases is None:
+            raise RequestError(f"{data.path} is that of a run with phases; add --phases FILE")
+        samples = open_samples(
+            phases=phases, seq_length=identity.seq_length, seed=identity.seed, global_batch=data.global_batch
+        )
         _check_equal(data, samples)
         return samples
     is_alone = len(identity.sources) == 1 and (not data.fingerprint or identity.sources[0].weight is None)

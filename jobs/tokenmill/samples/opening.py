@@ -193,15 +193,24 @@ def _open_phases(
     from tokenmill.samples.phases.opening import open_phases
     from tokenmill.samples.phases.plan_file import list_phases, read_plan_file
 
+    if global_batch is not None:
+        _check_range("global_batch", global_batch, 1, 1 << 48)
     plan = read_plan_file(file)
     resolved = list_phases(plan, seq_length=request.seq_length, seed=request.seed, global_batch=global_batch)
     if len(resolved) == 1 and resolved[0].is_plain:  # Megatron-LM's own order
         (phase,) = resolved
+        if phase.seq_length != request.seq_length:
+            raise RequestError(
+                f"{phase.label} has seq_length {phase.seq_length:,}, and the samples have {request.seq_length:,}; use "
+                "one seq_length"
+            )
         sources = [WeightedSource(share.path, share.weight) for share in phase.shares]
         changed = replace(
             request, seq_length=phase.seq_length, samples=phase.samples, seed=phase.seed, split=plan.split
         )
-        return _open_pairs(sources, True, changed, documents, boundaries, eod, mask_eod, pad)
+        samples = _open_pairs(sources, True, changed, documents, boundaries, eod, mask_eod, pad)
+        samples.end_at(phase.samples or 0)
+        return samples
     source, identity, recorded, locate = open_phases(
         file,
         seq_length=request.seq_length,

@@ -4,6 +4,7 @@ A source knows nothing about batches except their tokens, labels, loss mask and 
 rest. `packed_samples` has the source of packed rows.
 """
 
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -105,7 +106,9 @@ class PairSource:
     def find_document(self, prefix: Path, document: int) -> Array | None:
         """Return the numbers of the samples with tokens of a document of a pair, None if the pair is not read."""
         samples = {
-            place: part.find_document(document) for place, part in enumerate(self.parts) if part.prefix == prefix
+            place: part.find_document(document)
+            for place, part in enumerate(self.parts)
+            if os.path.realpath(part.prefix) == os.path.realpath(prefix)
         }
         return self.number(samples) if samples else None
 

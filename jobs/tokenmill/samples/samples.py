@@ -81,10 +81,15 @@ class Samples:
         self.documents = documents
         self._source, self._find_origins = source, find_origins
         self._boundary, self._masking = boundary, masking
+        self._end: int | None = None
 
     def __len__(self) -> int:
         """Return the number of samples; Megatron-LM makes as many, which are usually more than were requested."""
-        return len(self._source)
+        return len(self._source) if self._end is None else self._end
+
+    def end_at(self, count: int) -> None:
+        """Leave out the samples after the first `count`, which must exist."""
+        self._end = min(count, len(self._source))
 
     def __getitem__(self, number: int) -> Batch:
         """Return a batch with one sample; negative numbers count from the end (IndexError)."""

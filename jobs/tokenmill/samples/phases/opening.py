@@ -2,9 +2,8 @@
 
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,8 +23,8 @@ from tokenmill.samples.origins import locate_pieces
 from tokenmill.samples.pair_blend import PartRequest, build_pair_source
 from tokenmill.samples.pair_samples import PairSamples
 from tokenmill.samples.phases.plan import SURPLUS, PhasePlanner, PlannedPhase
-from tokenmill.samples.phases.plan_file import list_phases, read_plan_file
-from tokenmill.samples.phases.views import describe_pair, find_in_source, find_source
+from tokenmill.samples.phases.plan_file import MAX_SAMPLES, list_phases, read_plan_file
+from tokenmill.samples.phases.views import describe_pair, find_in_source, find_source, is_linked
 from tokenmill.samples.sample_sources import PairSource, Piece
 from tokenmill.samples.samples import SampleOrigin
 
@@ -35,19 +34,20 @@ FORMAT = 1
 class PhasePair(Record, frozen=True):
     """A pair or a view of a phase: its prefix relative to the directory of the views, and the samples that it gives."""
 
-    prefix: str
-    samples: int
-    weight: float
+    prefix: Annotated[str, msgspec.Meta(pattern=r"^[^\x00]+$")]
+    samples: Annotated[int, msgspec.Meta(ge=1, le=MAX_SAMPLES)]
+    weight: Annotated[float, msgspec.Meta(gt=0)]
     content: str
+    is_view: bool = False
 
 
 class PhaseData(Record, frozen=True):
     """The data of a phase, as Megatron-LM or tokenmill reads it."""
 
-    samples: int
-    seq_length: int
-    seed: int
-    pairs: tuple[PhasePair, ...]
+    samples: Annotated[int, msgspec.Meta(ge=1, le=MAX_SAMPLES)]
+    seq_length: Annotated[int, msgspec.Meta(ge=2, lt=1 << 31)]
+    seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+    pairs: Annotated[tuple[PhasePair, ...], msgspec.Meta(min_length=1)]
 
 
 class PreparedPhases(Record, frozen=True):
@@ -56,7 +56,9 @@ class PreparedPhases(Record, frozen=True):
     key: str
     tokenizer: str
     eod: int | None
-    phases: tuple[PhaseData, ...]
+    hash: str
+    """Hash of the phases."""
+    phases: Annotated[tuple[PhaseData, ...], msgspec.Meta(min_length=1)]
 
 
 class OpenedPhases(NamedTuple):
@@ -85,21 +87,25 @@ def prepare_phases(
     """
     plan = read_plan_file(file)
     phases = list_phases(plan, seq_length=seq_length, seed=seed, global_batch=global_batch)
-    paths = [share.path for phase in phases for share in phase.shares]
-    planner = PhasePlanner.open(paths, plan.split, views, key=key, index_cache=index_cache)
-    contents = {path: dataset.content for path, dataset in planner.datasets.items()}
+    planner = PhasePlanner.open(phases, plan.split, views, key=key, index_cache=index_cache)
+    contents = {
+        path: [dataset.content, [os.path.relpath(pair.prefix, views) for pair in dataset.pairs]]
+        for path, dataset in planner.datasets.items()
+    }
     batch = global_batch or plan.global_batch or 1
     identity = content_id([FORMAT, [str(phase) for phase in phases], plan.split, batch, sorted(contents.items())])
     prepared_file = views / f"{identity[:16]}.phases.json"
     if prepared := _read_prepared(prepared_file, identity):
         return prepared
+    if views.exists() and not views.is_dir():
+        raise RequestError(f"{views} is not a directory; choose another one for the views")
     views.mkdir(parents=True, exist_ok=True)
     with lock(prepared_file.with_suffix(".lock")):  # the other processes of a machine wait for the first one
         if prepared := _read_prepared(prepared_file, identity):
             return prepared
         first = next(iter(planner.datasets.values()))
         data = tuple(_describe_phase(planner.plan(phase, batch), views) for phase in phases)
-        prepared = PreparedPhases(identity, first.tokenizer, first.eod, data)
+        prepared = PreparedPhases(identity, first.tokenizer, first.eod, content_id(msgspec.to_builtins(data)), data)
         write_atomic(prepared_file, readable_json(prepared.to_json()))
     return prepared
 
@@ -114,13 +120,29 @@ def _read_prepared(path: Path, key: str) -> PreparedPhases | None:
         raise RequestError(
             f"{path} is damaged ({error}); delete {path.parent}, and run the same command again"
         ) from error
-    return prepared if prepared.key == key else None
+    complete = all(_is_present(path.parent, pair) for phase in prepared.phases for pair in phase.pairs)
+    if prepared.hash != content_id(msgspec.to_builtins(prepared.phases)):
+        raise RequestError(f"{path} was changed; delete {path.parent}, and run the same command again")
+    return prepared if prepared.key == key and complete else None
+
+
+def _is_present(views: Path, pair: PhasePair) -> bool:
+    """Return whether a pair exists, and a view with its link to the `.bin` of its dataset."""
+    prefix = views / pair.prefix
+    if not Path(f"{prefix}.idx").is_file():
+        return False
+    view = read_view(prefix) if pair.is_view else None
+    return not pair.is_view or (view is not None and is_linked(prefix, find_source(prefix, view)))
 
 
 def _describe_phase(planned: PlannedPhase, views: Path) -> PhaseData:
     pairs = []
     for entry, weight in zip(planned.entries, planned.weights, strict=True):
-        pairs.append(PhasePair(os.path.relpath(entry.pair.prefix, views), entry.samples, weight, entry.pair.content))
+        prefix = Path(entry.pair.prefix)
+        is_view = read_view(prefix) is not None
+        pairs.append(
+            PhasePair(os.path.relpath(prefix, views), entry.samples, weight, entry.pair.content, is_view=is_view)
+        )
     return PhaseData(planned.samples, planned.seq_length, planned.seed, tuple(pairs))
 
 
@@ -139,14 +161,14 @@ def open_phases(
     Raises:
         RequestError: the plan cannot hold, a phase has another seq_length, or the data changed since the views.
     """
-    views = views if views is not None else file.with_name(f"{file.name}.views")
+    views = (views if views is not None else file.with_name(f"{file.name}.views")).resolve()
     prepared = prepare_phases(
         file,
         seq_length=seq_length,
         seed=seed,
         global_batch=global_batch,
         key=key,
-        views=views.absolute(),
+        views=views,
         index_cache=index_cache,
     )
     sources, pairs = [], list[Pair]()
@@ -154,7 +176,7 @@ def open_phases(
         if phase.seq_length != seq_length:
             raise RequestError(
                 f"phases[{number}] has seq_length {phase.seq_length:,}, and the samples have {seq_length:,}: the "
-                "samples of an order have one length; train the phases with tokenmill train, or use one seq_length"
+                "samples of an order have one length; use one seq_length"
             )
         opened = [_open_pair(views, pair) for pair in phase.pairs]
         request = PartRequest(
@@ -186,14 +208,14 @@ def open_phases(
         surplus=SURPLUS,
     )
     source = PhaseSource(sources, [phase.samples for phase in prepared.phases])
-    return OpenedPhases(source, identity, prepared.eod, partial(_locate_in_sources, pairs))
+    return OpenedPhases(source, identity, prepared.eod, _Locator(pairs))
 
 
 def _open_pair(views: Path, pair: PhasePair) -> Pair:
-    prefix = Path(os.path.normpath(views.absolute() / pair.prefix))
+    prefix = Path(os.path.normpath(views / pair.prefix))
     reader = map_pair(prefix)
     view = read_view(prefix)
-    if view is not None and view.content != pair.content:
+    if view is not None and (view.content != pair.content or reader.dtype != map_pair(find_source(prefix, view)).dtype):
         raise RequestError(f"{prefix} is the view of other data; delete {views}, and run the same command again")
     tokens = int(reader.lengths.sum(dtype=np.int64))
     return Pair(
@@ -262,10 +284,10 @@ class PhaseSource:
 
 def _find_in_part(part: PairSamples, prefix: Path, document: int) -> npt.NDArray[Any] | None:
     """Return the samples of a pair or of a view that have tokens of a document of the pair with this prefix."""
-    if part.prefix == prefix:
+    if os.path.realpath(part.prefix) == os.path.realpath(prefix):
         return part.find_document(document)
     view = read_view(part.prefix)
-    if view is None or find_source(part.prefix, view) != prefix:
+    if view is None or os.path.realpath(find_source(part.prefix, view)) != os.path.realpath(prefix):
         return None
     reader = map_pair(prefix)
     first, end = reader.document_indices[document : document + 2].tolist()
@@ -277,19 +299,29 @@ def _find_in_part(part: PairSamples, prefix: Path, document: int) -> npt.NDArray
     return part.find_sequences(np.flatnonzero((pointers >= begin) & (pointers < stop)))
 
 
-def _locate_in_sources(pairs: Sequence[Pair], pieces: Sequence[Piece]) -> list[SampleOrigin]:
-    """Return the documents of the pieces of a sample, in the pairs of which they are views."""
-    source_pairs, source_pieces = list[Pair](), list[Piece]()
-    for place, piece in enumerate(pieces):
-        pair = pairs[piece.source]
-        sequence, offset = piece.sequence, piece.offset
-        view = read_view(Path(pair.prefix))
-        if view is not None:
-            source = find_source(Path(pair.prefix), view)
-            sequence, offset = find_in_source(pair.reader, map_pair(source), sequence, offset)
-            pair = describe_pair(source)
-        else:
-            pair = describe_pair(Path(pair.prefix))
-        source_pairs.append(pair)
-        source_pieces.append(Piece(place, sequence, offset, piece.length))
-    return locate_pieces(source_pairs, source_pieces)
+class _Locator:
+    """Finds the documents of pieces of pairs and views, in the pairs of which they are views."""
+
+    def __init__(self, pairs: Sequence[Pair]) -> None:
+        self._pairs = list(pairs)
+        self._sources: dict[str, tuple[Pair, bool]] = {}
+
+    def __call__(self, pieces: Sequence[Piece]) -> list[SampleOrigin]:
+        """Return the documents of the pieces of a sample."""
+        sources, found = list[Pair](), list[Piece]()
+        for place, piece in enumerate(pieces):
+            pair = self._pairs[piece.source]
+            source, is_view = self._find_source(pair)
+            sequence, offset = piece.sequence, piece.offset
+            if is_view:
+                sequence, offset = find_in_source(pair.reader, source.reader, sequence, offset)
+            sources.append(source)
+            found.append(Piece(place, sequence, offset, piece.length))
+        return locate_pieces(sources, found)
+
+    def _find_source(self, pair: Pair) -> tuple[Pair, bool]:
+        if pair.prefix not in self._sources:
+            view = read_view(Path(pair.prefix))
+            prefix = Path(pair.prefix) if view is None else find_source(Path(pair.prefix), view)
+            self._sources[pair.prefix] = describe_pair(prefix), view is not None
+        return self._sources[pair.prefix]

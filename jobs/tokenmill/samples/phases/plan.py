@@ -7,6 +7,7 @@ by at most one at each transition, except for such a tail.
 """
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,11 +21,14 @@ from tokenmill.datasets.weighted import Pair, WeightedDataset
 from tokenmill.errors import RequestError
 from tokenmill.samples.draws import plan_blend
 from tokenmill.samples.epochs import count_epochs
-from tokenmill.samples.pair_blend import load_order
+from tokenmill.samples.pair_blend import MAX_ORDER, load_order
 from tokenmill.samples.pair_order import release
-from tokenmill.samples.phases.plan_file import Phase, Share
+from tokenmill.samples.phases.plan_file import Phase
 from tokenmill.samples.phases.ranges import Ranges, find_left, join
 from tokenmill.samples.phases.views import write_view
+
+MAX_EPOCHS = 100_000
+"""Epochs of a dataset in one phase; a plan with more is a mistake."""
 
 MAX_ROUNDS = 200
 """Attempts to find exact weights; of 20,000 random lists, none needed more than 5."""
@@ -52,11 +56,6 @@ class DatasetDraw:
     before: float
     after: float
 
-    @property
-    def epochs_completed(self) -> int:
-        """Return how many epochs end in the phase."""
-        return int(self.after + 1e-9) - int(self.before + 1e-9)
-
 
 @dataclass(frozen=True)
 class PlannedPhase:
@@ -80,6 +79,8 @@ class _PairState:
     """
 
     pair: Pair
+    identity: str
+    """The prefix without links."""
     whole: Ranges | None
     """The training part; None for all of the pair."""
     tokens: int
@@ -88,6 +89,12 @@ class _PairState:
     left: Ranges | None = None
     owed: Ranges | None = None
     drawn: int = 0
+
+    def count_left(self) -> int:
+        """Return the tokens that are left in the current epoch, or those of the next one before it began."""
+        if self.left is not None:
+            return self.left.tokens
+        return self.tokens + (self.owed.tokens if self.owed is not None else 0)
 
     def draw(self, need: int, seq_length: int, seed: int) -> Iterator[Entry]:
         """Yield the entries that draw `need` samples, write their views, and note what they leave."""
@@ -112,6 +119,11 @@ class _PairState:
                 taken = _capacity(epochs * self.tokens + owed, seq_length)
             else:  # a sample has more than an epoch: all samples, and what is left is less than a sample
                 epochs, taken = -(-(need * seq_length + 1 - owed) // self.tokens), need
+            if epochs * self.pair.reader.sequences > MAX_ORDER:
+                raise RequestError(
+                    f"a phase reads {self.pair.prefix} {epochs:,} times, an order of "
+                    f"{epochs * self.pair.reader.sequences:,} sequences; shorten the phase"
+                )
             entry = Entry(self._begin(epochs), taken)
             yield entry
             rest = self._find_rest(entry, seq_length, seed)
@@ -147,6 +159,51 @@ def _capacity(tokens: int, seq_length: int) -> int:
 
 
 @dataclass
+class _DatasetState:
+    """The pairs of a dataset, and the samples that rounding has given it in excess in earlier phases, negative."""
+
+    pairs: list[_PairState]
+    credit: float = 0.0
+    """Tokens that earlier phases should have drawn in addition."""
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of an epoch."""
+        return sum(pair.tokens for pair in self.pairs)
+
+    @property
+    def drawn(self) -> int:
+        """The tokens that were drawn."""
+        return sum(pair.drawn for pair in self.pairs)
+
+    def divide(self, need: int, seq_length: int) -> list[int]:
+        """Divide samples among the pairs: no pair begins an epoch before the others have ended theirs."""
+        sizes = np.array([pair.tokens for pair in self.pairs], np.int64)
+        left = np.array([pair.count_left() for pair in self.pairs], np.int64)
+        counts = np.zeros(len(sizes), np.int64)
+        while need:
+            capacity = np.maximum(left - 1, 0) // seq_length
+            if need <= capacity.sum():
+                exact = need * capacity / capacity.sum()
+                parts = np.minimum(np.floor(exact).astype(np.int64), capacity)
+                order = np.argsort(parts - exact, kind="stable")
+                for place in [*order, *order][: len(order) * 2]:
+                    if parts.sum() == need:
+                        break
+                    parts[place] += parts[place] < capacity[place]
+                counts += parts
+                break
+            epochs = max(0, (need * seq_length - int(left.sum())) // int(sizes.sum()) - 1)
+            if epochs:  # complete epochs at once
+                left = left + epochs * sizes
+                continue
+            counts += capacity
+            need -= int(capacity.sum())
+            left = left - capacity * seq_length + sizes
+        return [int(count) for count in counts]
+
+
+@dataclass
 class PhasePlanner:
     """Plans phases one after the other; all have the same datasets at hand."""
 
@@ -156,12 +213,15 @@ class PhasePlanner:
     """The directory of the views."""
     index_cache: Path | None = None
     """The directory of large orders; None for tokenmill's cache."""
+    max_epochs: dict[str, float] = field(default_factory=dict)
+    """The most epochs of datasets in all phases, by path."""
     _states: dict[str, _PairState] = field(default_factory=dict)
+    _datasets: dict[str, _DatasetState] = field(default_factory=dict)
 
     @classmethod
     def open(
         cls,
-        paths: Sequence[str],
+        phases: Sequence[Phase],
         split: str | None,
         views: Path,
         *,
@@ -173,10 +233,15 @@ class PhasePlanner:
         Raises:
             RequestError: one is missing, unfinished or damaged, or their tokenizers differ.
         """
-        names = list(dict.fromkeys(paths))
+        shares = [share for phase in phases for share in phase.shares]
+        names = list(dict.fromkeys(share.path for share in shares))
         opened = open_pairs([WeightedSource(name) for name in names], key)
         fractions = parse_fractions(split) if split is not None else [1.0, 0.0, 0.0]
-        return cls(dict(zip(names, opened, strict=True)), fractions, views, index_cache)
+        limits: dict[str, float] = {}
+        for share in shares:
+            if share.max_epochs is not None:
+                limits[share.path] = min(share.max_epochs, limits.get(share.path, share.max_epochs))
+        return cls(dict(zip(names, opened, strict=True)), fractions, views, index_cache, limits)
 
     def plan(self, phase: Phase, global_batch: int = 1) -> PlannedPhase:
         """Plan the next phase, and write its views.
@@ -184,61 +249,67 @@ class PhasePlanner:
         Raises:
             RequestError: its entries do not add up to its samples, or a dataset is read more often than allowed.
         """
-        shares = [(share, self._list_states(share.path)) for share in phase.shares]
-        if len({share.path for share in phase.shares}) < len(shares):
+        datasets = [self._find_state(share.path) for share in phase.shares]
+        prefixes = [state.identity for dataset in datasets for state in dataset.pairs]
+        if len(set(prefixes)) < len(prefixes):
             raise RequestError(f"{phase.label} names a dataset twice; write one entry for each dataset")
-        samples, counts = _allocate(phase, shares, global_batch)
-        entries: list[Entry] = []
+        samples, counts = _allocate(phase, datasets, global_batch)
         draws: list[DatasetDraw] = []
-        places = iter(counts)
-        for share, states in shares:
-            size, before = sum(state.tokens for state in states), sum(state.drawn for state in states)
-            for state in states:
-                entries += state.draw(next(places), phase.seq_length, phase.seed)
-            after = sum(state.drawn for state in states)
-            draws.append(DatasetDraw(share.path, after - before, size, before / size, after / size))
-            if share.max_epochs is not None and after > share.max_epochs * size + phase.seq_length:
+        for share, dataset, count in zip(phase.shares, datasets, counts, strict=True):
+            drawn, tokens = dataset.drawn, count * phase.seq_length
+            before, after = drawn / dataset.tokens, (drawn + tokens) / dataset.tokens
+            most = self.max_epochs.get(share.path)
+            if most is not None and drawn + tokens > most * dataset.tokens:
                 raise RequestError(
-                    f"{phase.label} reads {share.path} until epoch {after / size:.2f}, but max_epochs is "
-                    f"{share.max_epochs:g}: it has {max(0, int(share.max_epochs * size) - before):,} tokens left for "
-                    f"{after - before:,}; shorten the phase, lower the weight, or raise max_epochs"
+                    f"{phase.label} reads {share.path} until epoch {after:.2f}, but max_epochs is {most:g}: it has "
+                    f"{max(0, int(most * dataset.tokens) - drawn):,} tokens left for {tokens:,}; shorten the phase, "
+                    "lower the weight, or raise max_epochs"
                 )
+            if after - before > MAX_EPOCHS:
+                raise RequestError(
+                    f"{phase.label} reads {share.path} {after - before:,.0f} times, more than {MAX_EPOCHS:,}; shorten "
+                    "the phase, or lower the weight"
+                )
+            draws.append(DatasetDraw(share.path, tokens, dataset.tokens, before, after))
+        entries: list[Entry] = []
+        for dataset, count in zip(datasets, counts, strict=True):
+            for state, part in zip(dataset.pairs, dataset.divide(count, phase.seq_length), strict=True):
+                entries += state.draw(part, phase.seq_length, phase.seed)
         weights = exact_weights([entry.samples for entry in entries])
         return PlannedPhase(
             phase.label, samples, phase.seq_length, phase.seed, tuple(entries), tuple(weights), tuple(draws)
         )
 
-    def _list_states(self, path: str) -> list[_PairState]:
-        """Return the states of the pairs of a dataset that have tokens in the training part."""
+    def _find_state(self, path: str) -> _DatasetState:
+        """Return the state of a dataset, with those of its pairs that have tokens in the training part."""
         states = []
         for pair in self.datasets[path].pairs:
-            if pair.prefix not in self._states:
+            identity = os.path.realpath(pair.prefix)  # two names of a pair are one pair
+            if identity not in self._states:
                 reader = pair.reader
                 bounds = divide(self.fractions, reader.sequences)[0] or (0, 0)
                 part = Ranges(reader.pointers[slice(*bounds)], reader.lengths[slice(*bounds)])
-                is_whole = bounds == (0, reader.sequences)
-                whole = None if is_whole else part
-                self._states[pair.prefix] = _PairState(pair, whole, part.tokens, self.views, self.index_cache)
-            states.append(self._states[pair.prefix])
-        with_tokens = [state for state in states if state.tokens > 0]
-        if not with_tokens:
+                whole = None if bounds == (0, reader.sequences) else part
+                self._states[identity] = _PairState(pair, identity, whole, part.tokens, self.views, self.index_cache)
+            states.append(self._states[identity])
+        dataset = self._datasets.setdefault(path, _DatasetState([state for state in states if state.tokens > 0]))
+        if not dataset.pairs:
             raise RequestError(f"{path} has no tokens for training with this split; give train a larger share")
-        return with_tokens
+        return dataset
 
 
-def _allocate(
-    phase: Phase, shares: Sequence[tuple[Share, list[_PairState]]], global_batch: int
-) -> tuple[int, list[int]]:
-    """Return the samples of a phase, and those of each pair."""
+def _allocate(phase: Phase, datasets: Sequence[_DatasetState], global_batch: int) -> tuple[int, list[int]]:
+    """Return the samples of a phase, and those of each dataset; what rounding costs a dataset, it gets later."""
+    length = phase.seq_length
     fixed = [
-        share.tokens / phase.seq_length
+        share.tokens / length
         if share.tokens is not None
-        else (share.epochs * sum(state.tokens for state in states) - 1) / phase.seq_length
+        else (share.epochs * dataset.tokens - 1) / length
         if share.epochs is not None
         else 0.0
-        for share, states in shares
+        for share, dataset in zip(phase.shares, datasets, strict=True)
     ]
-    weights = [share.weight or 0.0 for share, _ in shares]
+    weights = [share.weight or 0.0 for share in phase.shares]
     samples = phase.samples
     if samples is None:
         samples = int(sum(fixed) // global_batch) * global_batch
@@ -249,25 +320,29 @@ def _allocate(
             )
         fixed = [part * samples / sum(fixed) for part in fixed]
     rest = samples - sum(fixed)
+    if not sum(weights) and not sum(fixed):
+        raise RequestError(f"{phase.label} has only entries of weight 0; give one of them a weight")
     if rest < -1 or (rest > 1 and not sum(weights)):
         raise RequestError(
             f"{phase.label} has {samples:,} samples, but its entries in tokens and epochs have {sum(fixed):,.0f}; "
             "remove its length, or add an entry with a weight"
         )
     wanted = [
-        (part + (max(0.0, rest) * weight / sum(weights) if weight else 0.0)) * state.tokens / size
-        for part, weight, (_, states) in zip(fixed, weights, shares, strict=True)
-        for size in [sum(state.tokens for state in states)]
-        for state in states
+        part + (max(0.0, rest) * weight / sum(weights) if weight else 0.0)
+        for part, weight in zip(fixed, weights, strict=True)
     ]
-    scale = samples / sum(wanted) if sum(wanted) else 0.0
-    if not scale:
-        raise RequestError(f"{phase.label} has only entries of weight 0; give one of them a weight")
+    scale = samples / sum(wanted)
     exact = np.array(wanted) * scale
-    counts = np.floor(exact + 1e-9).astype(np.int64)
-    missing = samples - int(counts.sum())
-    largest = np.argsort(counts - exact, kind="stable")[: max(0, missing)]
-    counts[largest] += 1
+    due = np.where(exact > 0, exact + np.array([dataset.credit for dataset in datasets]) / length, 0.0)
+    counts = np.maximum(np.floor(due + 1e-9), 0).astype(np.int64)
+    while (missing := samples - int(counts.sum())) != 0:
+        behind = np.where(exact > 0, due - counts, -np.inf)
+        if missing > 0:
+            counts[int(behind.argmax())] += 1
+        else:
+            counts[int(np.where(counts > 0, behind, np.inf).argmin())] -= 1
+    for dataset, part, count in zip(datasets, exact.tolist(), counts.tolist(), strict=True):
+        dataset.credit += (part - count) * length
     return samples, counts.tolist()
 
 

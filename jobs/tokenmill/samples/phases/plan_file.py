@@ -10,18 +10,20 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import yaml
 
 from tokenmill.core.files.user_path import local_path, read_named_file
+from tokenmill.core.plain_yaml import load_plain_yaml
 from tokenmill.core.typed_json import convert_json, decode_json
 from tokenmill.errors import RequestError
 
 MAX_BYTES = 16 << 20
+MAX_SAMPLES = 1 << 48
+"""Samples of a phase."""
 MAX_PHASES = 10_000
 """Phases of a plan, the steps of schedules included."""
 
 Positive = Annotated[float, msgspec.Meta(gt=0, lt=1e18)]
-Number = Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
+Number = Annotated[int, msgspec.Meta(ge=1, le=1 << 48)]
 Seed = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 
@@ -97,12 +99,14 @@ def read_plan_file(path: Path) -> PlanFile:
         RequestError: it is not such a file; the message has the first wrong entry.
     """
     local_path(path, "the phases")
+    if not path.is_file():
+        raise RequestError(f"there is no file {path} with phases; specify another path")
     data = read_named_file(path, "the phases", MAX_BYTES)
     try:
         if path.suffix == ".json":
             return decode_json(data, PlanFile)
-        return convert_json(yaml.safe_load(data), PlanFile)
-    except (msgspec.DecodeError, yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        return convert_json(load_plain_yaml(data), PlanFile)
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"{path} is not a file with phases: {error}; docs/phases.md has an example") from error
 
 
@@ -155,6 +159,8 @@ def _count_samples(entry: PhaseEntry, label: str, length: int, batch: int, *, ha
     if entry.iterations is not None:
         if not has_batch:
             raise RequestError(f"{label} has iterations, but the global batch is unknown; add global_batch to the file")
+        if entry.iterations * batch > MAX_SAMPLES:
+            raise RequestError(f"{label} has more than {MAX_SAMPLES:,} samples; use fewer iterations")
         return entry.iterations * batch
     samples = entry.samples if entry.samples is not None else int((entry.tokens or 0) // length)
     if entry.samples is None:  # a number of tokens is rounded down to complete iterations
@@ -178,4 +184,5 @@ def _share(part: BlendEntry, label: str, step: int, steps: int) -> Share:
     weight = part.weight
     if weight is not None and part.to is not None:
         weight += (part.to - weight) * step / (steps - 1)
-    return Share(part.path, weight, part.tokens, part.epochs, part.max_epochs)
+    tokens, epochs = (None if amount is None else amount / steps for amount in (part.tokens, part.epochs))
+    return Share(part.path, weight, tokens, epochs, part.max_epochs)

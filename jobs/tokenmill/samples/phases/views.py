@@ -8,7 +8,6 @@ HASH is that of the pair's content and of the ranges, so a view never changes, a
 the same time write the same bytes.
 """
 
-import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import xxhash
 
 from tokenmill.core.files.codec import content_id, readable_json
 from tokenmill.core.files.publish import write_atomic
+from tokenmill.core.machine import process_name
 from tokenmill.datasets.blend_file import WeightedSource
 from tokenmill.datasets.formats.indexed.reader import (
     IndexedReader,
@@ -39,27 +39,24 @@ def write_view(directory: Path, pair: Pair, ranges: Ranges) -> Pair:
     """Write a view of a pair unless it exists, and return it as a pair.
 
     Raises:
-        RequestError: the directory or a link cannot be made, or the view of the same name is another one.
+        RequestError: a link cannot be made.
     """
     reader = pair.reader
     size = reader.dtype.itemsize
     content = _hash(pair, ranges)
     prefix = directory / f"{Path(pair.prefix).name}.{content[:16]}"
     record = ViewRecord(
-        source=os.path.relpath(pair.prefix, directory),
+        source=os.path.relpath(Path(pair.prefix).parent.resolve() / Path(pair.prefix).name, directory.resolve()),
         content=content,
         bin_bytes=reader.ids.size * size,
         sequences=len(ranges.lengths),
         tokens=ranges.tokens,
     )
-    existing = read_view(prefix)
-    if existing is None:
+    if read_view(prefix) != record or not is_linked(prefix, Path(pair.prefix)) or not Path(f"{prefix}.idx").is_file():
         directory.mkdir(parents=True, exist_ok=True)
         _link(Path(f"{prefix}.bin"), Path(f"{pair.prefix}.bin"))
         write_atomic(Path(f"{prefix}.idx"), _index(dtype_code(reader.dtype), ranges))
         write_atomic(view_file(prefix), readable_json(record.to_json()))
-    elif existing.content != content:
-        raise RequestError(f"{prefix}.idx is another view; choose another directory for the views")
     return Pair(
         str(prefix),
         documents=record.sequences,
@@ -72,17 +69,27 @@ def write_view(directory: Path, pair: Pair, ranges: Ranges) -> Pair:
 
 
 def _link(link: Path, target: Path) -> None:
-    """Make a relative link to a `.bin`, so that views and datasets can be moved together."""
-    with contextlib.suppress(FileExistsError):
-        try:
-            link.symlink_to(os.path.relpath(target.resolve(), link.parent.resolve()))
-        except FileExistsError:
-            raise
-        except OSError as error:
-            raise RequestError(
-                f"{link.parent} cannot have links ({error.strerror}): a view links to the .bin of its dataset; choose "
-                "a directory for the views on a file system with links"
-            ) from error
+    """Make a relative link to a `.bin`, so that views and datasets can be moved together; replace another link."""
+    content = os.path.relpath(target.resolve(), link.parent.resolve())
+    if link.is_symlink() and str(link.readlink()) == content:
+        return
+    temporary = link.with_name(f"{link.name}.{process_name()}.tmp")
+    try:
+        temporary.symlink_to(content)
+        temporary.replace(link)
+    except OSError as error:
+        raise RequestError(
+            f"{link.parent} cannot have links ({error.strerror}): a view links to the .bin of its dataset; choose a "
+            "directory for the views on a file system with links"
+        ) from error
+
+
+def is_linked(prefix: Path, source: Path) -> bool:
+    """Return whether the `.bin` of a view is that of its dataset."""
+    try:
+        return Path(f"{prefix}.bin").samefile(f"{source}.bin")
+    except OSError:
+        return False
 
 
 def _index(code: int, ranges: Ranges) -> Iterator[bytes]:
@@ -115,11 +122,18 @@ def find_problems(prefix: Path) -> list[str]:
     record = read_view(prefix)
     assert record is not None  # noqa: S101 - `list_views` found it
     source = find_source(prefix, record)
-    remedy = f"delete {prefix.name}.*, and run the command that made the view again"
+    remedy = f"delete {prefix.parent}, and run the command that made the views again"
     try:
         view, pair = map_pair(prefix), describe_pair(source)
     except (InputError, RequestError) as error:
         return [f"{error}; {remedy}"]
+    if not is_linked(prefix, source):
+        return [f"{prefix}.bin is not the .bin of {source}; {remedy}"]
+    counts = (len(view.lengths), int(view.lengths.sum(dtype=np.int64)), view.dtype)
+    if counts != (record.sequences, record.tokens, pair.reader.dtype) or not np.array_equal(
+        view.document_indices, np.arange(record.sequences + 1)
+    ):
+        return [f"{prefix}.idx is not that of its record; {remedy}"]
     ranges, size = Ranges(view.pointers, view.lengths), view.dtype.itemsize
     if not all(_are_inside(block, record.bin_bytes, size) for block in ranges.blocks()):
         return [f"{prefix}.idx names ranges outside {source}.bin; {remedy}"]
@@ -135,7 +149,7 @@ def _are_inside(ranges: Ranges, bin_bytes: int, size: int) -> bool:
 
 def find_source(prefix: Path, record: ViewRecord) -> Path:
     """Return the prefix of the pair of a view."""
-    return Path(os.path.normpath(prefix.absolute().parent / record.source))
+    return Path(os.path.normpath(prefix.parent.resolve() / record.source))
 
 
 def describe_pair(prefix: Path) -> Pair:
