@@ -308,7 +308,7 @@ class _Locator:
 
     def __call__(self, pieces: Sequence[Piece]) -> list[SampleOrigin]:
         """Return the documents of the pieces of a sample."""
-        sources, found = list[Pair](), list[Piece]()
+        sources, source_pieces = list[Pair](), list[Piece]()
         for place, piece in enumerate(pieces):
             pair = self._pairs[piece.source]
             source, is_view = self._find_source(pair)
@@ -316,8 +316,8 @@ class _Locator:
             if is_view:
                 sequence, offset = find_in_source(pair.reader, source.reader, sequence, offset)
             sources.append(source)
-            found.append(Piece(place, sequence, offset, piece.length))
-        return locate_pieces(sources, found)
+            source_pieces.append(Piece(place, sequence, offset, piece.length))
+        return locate_pieces(sources, source_pieces)
 
     def _find_source(self, pair: Pair) -> tuple[Pair, bool]:
         if pair.prefix not in self._sources:
