@@ -48,7 +48,7 @@ def listing(*paths: str) -> Listing:
 
 
 def chosen(paths: list[str], **selection: Any) -> list[str]:
-    return [file.path for file in select(listing(*paths), Selection(**selection))[0]]
+    return [file.path for file in select(listing(*paths), Selection(**selection, every_pattern=True))[0]]
 
 
 # -- choice of files

@@ -5,7 +5,7 @@ from typing import Any
 import yaml
 
 
-class _Loader(yaml.SafeLoader):
+class _PlainLoader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         """Refuse an alias."""
         if self.check_event(yaml.AliasEvent):
@@ -20,6 +20,6 @@ def load_plain_yaml(data: bytes) -> Any:
         ValueError: it is not YAML, or has a tag or an alias.
     """
     try:
-        return yaml.load(data, _Loader)  # noqa: S506 - a SafeLoader
+        return yaml.load(data, _PlainLoader)  # noqa: S506 - a SafeLoader
     except (yaml.YAMLError, KeyError, TypeError, RecursionError, AttributeError) as error:
         raise ValueError(" ".join(str(error).split())[:300] or type(error).__name__) from error

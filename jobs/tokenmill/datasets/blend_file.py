@@ -34,7 +34,7 @@ class WeightedSource(NamedTuple):
     weight: float | None = None
 
 
-class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+class _BlendObject(msgspec.Struct, forbid_unknown_fields=True):
     """A dataset as an object; NeMo's guides write the longer names."""
 
     path: str | None = None
@@ -135,7 +135,7 @@ def _parse_entries(part: list[Any], label: str) -> dict[str, list[WeightedSource
     for place, item in enumerate(part):
         where = f"{label}[{place}]"
         try:
-            entry = convert_json(item, _Entry)
+            entry = convert_json(item, _BlendObject)
         except msgspec.ValidationError as error:
             raise RequestError(f"{where} is not a dataset of a blend ({error}); write path and weight") from error
         path, weight = (

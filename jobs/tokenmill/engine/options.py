@@ -160,7 +160,9 @@ class FileOptions:
 
     def selection(self, sample: int | None = None, layout: str = "flat") -> Selection:
         """Return the options as a `Selection`, limited to `sample` files."""
-        return Selection(self.include or [], self.exclude or [], self.split, sample, layout, self.prefer)
+        return Selection(
+            self.include or [], self.exclude or [], self.split, sample, layout, self.prefer, every_pattern=True
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

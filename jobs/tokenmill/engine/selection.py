@@ -41,7 +41,10 @@ F = TypeVar("F")
 
 
 class Selection(NamedTuple):
-    """The user's choice of files, and the layout of a download (`flat` or `tree`)."""
+    """The user's choice of files, and the layout of a download (`flat` or `tree`).
+
+    With `every_pattern`, each pattern of `include` must match a file: a user wrote it.
+    """
 
     include: Sequence[str] = ()
     exclude: Sequence[str] = ()
@@ -49,6 +52,7 @@ class Selection(NamedTuple):
     sample: int | None = None
     layout: str = "flat"
     prefer: str | None = None
+    every_pattern: bool = False
 
     def request(self) -> dict[str, object]:
         """Return the part of a plan that records this selection, for a source whose listing can change later."""
@@ -117,7 +121,8 @@ def select(
             f"no file of {source.name} matches {' '.join(options) or 'the selection'}; the {len(files)} files are "
             f"{examples}, ...; check --include, --exclude and --split"
         )
-    _reject_unused_patterns(candidates, selection, source)
+    if selection.every_pattern:
+        _reject_unused_patterns(candidates, selection, source)
     if selection.sample is not None:
         if selection.sample > len(selected):
             notes.append(f"--sample is {selection.sample}, but there are only {len(selected)} files: reading all files")

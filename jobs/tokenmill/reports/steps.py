@@ -148,7 +148,7 @@ def _assign(run: RunSamples, rank: int | None, ranks: int | None, micro_batch: i
             "the run has no record of its micro-batch, which determines the samples of a rank; add --micro-batch"
         )
     if rank is not None and not 0 <= rank < ranks:
-        raise RequestError(f"invalid --rank {rank}: it must be from 0 to {ranks - 1}")
+        raise RequestError(f"invalid --rank {rank}: it must be from 0 to {ranks - 1}; correct it")
     if not micro or run.global_batch % (micro * ranks):
         raise RequestError(
             f"an iteration of {run.global_batch:,} samples cannot be divided among {ranks} ranks with micro-batches of "
@@ -185,13 +185,17 @@ def open_run(path: Path, iteration: int | None = None, phases: Path | None = Non
     if data is None:
         raise RequestError(
             f"{path} has no record of its data: tokenmill train and programs that call "
-            "tokenmill.data.run_record.write_record keep one"
+            "tokenmill.data.run_record.write_record keep one; specify the directory of such a run"
         )
     if data.global_batch is None or data.identity.samples is None:
-        raise RequestError(f"{data.path} does not show the samples of an iteration and of the run; inspect needs both")
+        raise RequestError(
+            f"{data.path} does not show the samples of an iteration and of the run; add the settings of the run to its "
+            "directory"
+        )
     if data.arguments:
         raise RequestError(
-            f"the run has {', '.join(data.arguments)}, which change its samples; inspect cannot repeat them"
+            f"the run has {', '.join(data.arguments)}, which change its samples; "
+            "choose another run, because inspect cannot repeat them"
         )
     return RunSamples(_open(data, phases), data.global_batch, find_integer(settings, MICRO_BATCH_NAMES))
 
@@ -199,7 +203,7 @@ def open_run(path: Path, iteration: int | None = None, phases: Path | None = Non
 def _open(data: RunData, phases: Path | None) -> Samples:
     identity = data.identity
     if identity.synthetic:
-        raise RequestError(f"{data.path} shows no documents: its samples are random numbers")
+        raise RequestError(f"{data.path} shows no documents: its samples are random numbers; choose another run")
     if identity.kind == "phases":
         if phases is None:
             raise RequestError(f"{data.path} is that of a run with phases; add --phases FILE")

@@ -208,7 +208,7 @@ def open_phases(
         surplus=SURPLUS,
     )
     source = PhaseSource(sources, [phase.samples for phase in prepared.phases])
-    return OpenedPhases(source, identity, prepared.eod, _Locator(pairs))
+    return OpenedPhases(source, identity, prepared.eod, _PieceLocator(pairs))
 
 
 def _open_pair(views: Path, pair: PhasePair) -> Pair:
@@ -299,7 +299,7 @@ def _find_in_part(part: PairSamples, prefix: Path, document: int) -> npt.NDArray
     return part.find_sequences(np.flatnonzero((pointers >= begin) & (pointers < stop)))
 
 
-class _Locator:
+class _PieceLocator:
     """Finds the documents of pieces of pairs and views, in the pairs of which they are views."""
 
     def __init__(self, pairs: Sequence[Pair]) -> None:

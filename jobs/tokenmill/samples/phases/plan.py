@@ -122,7 +122,7 @@ class _PairState:
             if epochs * self.pair.reader.sequences > MAX_ORDER:
                 raise RequestError(
                     f"a phase reads {self.pair.prefix} {epochs:,} times, an order of "
-                    f"{epochs * self.pair.reader.sequences:,} sequences; shorten the phase"
+                    f"{epochs * self.pair.reader.sequences:,} sequences; reduce its length"
                 )
             entry = Entry(self._begin(epochs), taken)
             yield entry

@@ -66,7 +66,7 @@ class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class Share:
+class PhaseShare:
     """A dataset of a phase, by the name that the file has: a fixed number of samples, or a weight."""
 
     path: str
@@ -84,7 +84,7 @@ class Phase:
     samples: int | None
     seq_length: int
     seed: int
-    shares: tuple[Share, ...]
+    shares: tuple[PhaseShare, ...]
 
     @property
     def is_plain(self) -> bool:
@@ -107,7 +107,7 @@ def read_plan_file(path: Path) -> PlanFile:
             return decode_json(data, PlanFile)
         return convert_json(load_plain_yaml(data), PlanFile)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"{path} is not a file with phases: {error}; docs/phases.md has an example") from error
+        raise RequestError(f"{path} is not a file with phases: {error}; see docs/phases.md for an example") from error
 
 
 def list_phases(plan: PlanFile, *, seq_length: int, seed: int, global_batch: int | None) -> list[Phase]:
@@ -173,16 +173,16 @@ def _count_samples(entry: PhaseEntry, label: str, length: int, batch: int, *, ha
     return samples
 
 
-def _share(part: BlendEntry, label: str, step: int, steps: int) -> Share:
+def _share(part: BlendEntry, label: str, step: int, steps: int) -> PhaseShare:
     measures = [name for name in ("weight", "tokens", "epochs") if getattr(part, name) is not None]
     if len(measures) != 1:
         raise RequestError(
             f"{label} ({part.path}) has {' and '.join(measures) or 'no measure'}; use weight, tokens or epochs"
         )
     if part.to is not None and (steps == 1 or part.weight is None):
-        raise RequestError(f"{label} ({part.path}) has to, which needs a weight, and steps in its phase")
+        raise RequestError(f"{label} ({part.path}) has to, which needs a weight, and steps in its phase; add them")
     weight = part.weight
     if weight is not None and part.to is not None:
         weight += (part.to - weight) * step / (steps - 1)
     tokens, epochs = (None if amount is None else amount / steps for amount in (part.tokens, part.epochs))
-    return Share(part.path, weight, tokens, epochs, part.max_epochs)
+    return PhaseShare(part.path, weight, tokens, epochs, part.max_epochs)
