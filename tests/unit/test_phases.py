@@ -104,6 +104,7 @@ def test_a_view_has_the_documents_of_its_dataset(tmp_path: Path) -> None:
         ({"phases": [{"samples": 9, "blend": [{"path": "A", "tokens": 16}]}] * 2}, "in tokens and epochs have 1"),
         ({"phases": [{"samples": 9, "blend": [{"path": "A", "weight": 1}] * 2}] * 2}, "names a dataset twice"),
         ({"phases": []}, "not a file with phases"),
+        ({"phases": [{"samples": 9, "blend": [{"path": "", "weight": 1}]}] * 2}, r"phases\[0\].blend\[0\].*empty"),
     ],
 )
 def test_a_plan_that_cannot_hold_is_refused(plan: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -257,7 +258,7 @@ def test_a_view_follows_a_dataset_that_was_moved_and_no_other(tmp_path: Path) ->
     assert run_in_process("verify", views, "--json").result["problems"] == []
 
 
-@pytest.mark.parametrize("damage", ["link", "dtype", "documents", "record", "lengths"])
+@pytest.mark.parametrize("damage", ["link", "dtype", "documents", "record", "lengths", "cut"])
 def test_damage_of_a_view_is_noticed(damage: str, tmp_path: Path) -> None:
     path = write_dataset(tmp_path / "a", 0, [25] * 40)
     write_dataset(tmp_path / "b", 7000, [25] * 40)
@@ -276,6 +277,10 @@ def test_damage_of_a_view_is_noticed(damage: str, tmp_path: Path) -> None:
     elif damage == "record":
         record = json.loads(index.with_suffix(".view.json").read_bytes()) | {"tokens": 3}
         index.with_suffix(".view.json").write_text(json.dumps(record))
+    elif damage == "cut":
+        index.write_bytes(data[:200])
+        with pytest.raises(RequestError, match=r"it has 200 bytes.*; delete .*views, and run"):
+            tokenmill.data.open(phases=file, seq_length=16)
     else:
         place, value = {"dtype": (17, 7), "documents": (len(data) - 8, 1), "lengths": (34, 9)}[damage]
         data[place] = value

@@ -8,11 +8,11 @@ and synthetic tokens have their own sources.
 import logging
 import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
@@ -29,7 +29,7 @@ from tokenmill.samples.origins import locate_pieces
 from tokenmill.samples.pack_source import PackPart, find_pack, open_part
 from tokenmill.samples.packed_samples import PackedSource
 from tokenmill.samples.pair_blend import PartRequest, build_pair_source, choose_weights
-from tokenmill.samples.sample_sources import Piece, SyntheticSource
+from tokenmill.samples.sample_sources import Piece, SampleSource, SyntheticSource
 from tokenmill.samples.samples import Masking, SampleOrigin, Samples
 
 if TYPE_CHECKING:
@@ -61,6 +61,16 @@ class _Request:
     key: str | None
     keep_partial: bool
     index_cache: Path | None
+
+
+class _Reading(NamedTuple):
+    """The arguments of `open` that change how samples of pairs become batches."""
+
+    documents: Documents
+    boundaries: str
+    eod: int | None
+    mask_eod: bool
+    pad: int | None
 
 
 def open(
@@ -141,10 +151,11 @@ def open(
         raise RequestError(f"invalid split {split!r}: specify a text such as 990,9,1")
     only_pairs = {"boundaries": boundaries == "eod", "eod": eod is not None, "mask_eod": mask_eod}
     only_pairs |= {"pad": pad is not None, "keep_partial": keep_partial, "key": key is not None}
+    reading = _Reading(documents, boundaries, eod, mask_eod, pad)
     if phases is not None:
         _check_without_phases(source, samples=samples, split=split, keep_partial=keep_partial or None, part=part)
         places = (local_path(phases, "phases"), local_path(views, "views") if views is not None else None)
-        return _open_phases(*places, global_batch, request, documents, boundaries, eod, mask_eod, pad)
+        return _open_phases(*places, global_batch, request, reading)
     if source is None or global_batch is not None or views is not None:
         raise RequestError(
             "specify a source, or the file of the phases with phases; views and global_batch need phases"
@@ -165,7 +176,7 @@ def open(
     if (pack := find_pack(Path(lists[name][0].path))) is not None:
         _refuse_options(str(pack.output), only_pairs)
         return _open_pack(pack, lists[name], request, documents)
-    return _open_pairs(lists[name], name == "all", request, documents, boundaries, eod, mask_eod, pad)
+    return _open_pairs(lists[name], name == "all", request, reading)
 
 
 def _check_without_phases(source: object, **given: object) -> None:
@@ -184,11 +195,7 @@ def _open_phases(
     views: Path | None,
     global_batch: int | None,
     request: _Request,
-    documents: Documents,
-    boundaries: str,
-    eod: int | None,
-    mask_eod: bool,
-    pad: int | None,
+    reading: _Reading,
 ) -> Samples:
     from tokenmill.samples.phases.opening import open_phases
     from tokenmill.samples.phases.plan_file import list_phases, read_plan_file
@@ -208,7 +215,7 @@ def _open_phases(
         changed = replace(
             request, seq_length=phase.seq_length, samples=phase.samples, seed=phase.seed, split=plan.split
         )
-        samples = _open_pairs(sources, True, changed, documents, boundaries, eod, mask_eod, pad)
+        samples = _open_pairs(sources, True, changed, reading)
         samples.end_at(phase.samples or 0)
         return samples
     source, identity, recorded, locate = open_phases(
@@ -220,15 +227,31 @@ def _open_phases(
         views=views,
         index_cache=request.index_cache,
     )
-    boundary = _find_eod(recorded, eod) if boundaries == "eod" or mask_eod else None
-    pad = None if pad == (recorded if eod is None else eod) else pad
+    return _make_samples(source, identity, locate, recorded, reading)
+
+
+def _make_samples(
+    source: SampleSource,
+    identity: DataIdentity,
+    locate: Callable[[Sequence[Piece]], list[SampleOrigin]],
+    recorded_eod: int | None,
+    reading: _Reading,
+) -> Samples:
+    """Return samples of pairs whose dataset has recorded this EOD, if it has a record."""
+    pad = reading.pad
+    if pad == (recorded_eod if reading.eod is None else reading.eod):
+        pad = None  # Megatron-LM does not mask a pad that is another special token
+    boundary = None
+    if reading.boundaries == "eod" or reading.mask_eod:
+        boundary = _find_eod(recorded_eod, reading.eod)
+    masked_eod = boundary if reading.mask_eod else None
     return Samples(
         source,
-        msgspec.structs.replace(identity, pad=pad, masked_eod=boundary if mask_eod else None),
+        msgspec.structs.replace(identity, pad=pad, masked_eod=masked_eod),
         locate,
-        documents=documents,
-        boundary=boundary if boundaries == "eod" else None,
-        masking=Masking(pad, boundary if mask_eod else None),
+        documents=reading.documents,
+        boundary=boundary if reading.boundaries == "eod" else None,
+        masking=Masking(pad, masked_eod, identity.keep_partial),
     )
 
 
@@ -236,11 +259,7 @@ def _open_pairs(
     sources: list[WeightedSource],
     divided: bool,
     request: _Request,
-    documents: Documents,
-    boundaries: str,
-    eod: int | None,
-    mask_eod: bool,
-    pad: int | None,
+    reading: _Reading,
 ) -> Samples:
     opened = open_pairs(sources, request.key)
     fractions = [float(SPLITS.index(request.part) == number) for number in range(len(SPLITS))]
@@ -264,9 +283,6 @@ def _open_pairs(
             index_cache=request.index_cache,
         ),
     )
-    if pad is not None and pad == (opened[0].eod if eod is None else eod):
-        pad = None  # Megatron-LM does not mask a pad that is another special token
-    boundary = _find_eod(opened[0].eod, eod) if boundaries == "eod" or mask_eod else None
     identity = DataIdentity(
         kind="pairs",
         sources=tuple(
@@ -281,18 +297,9 @@ def _open_pairs(
         part=request.part,
         surplus=request.surplus,
         blend=None if weights is None else content_id(weights),
-        pad=pad,
-        masked_eod=boundary if mask_eod else None,
         keep_partial=request.keep_partial and request.part == "validation",
     )
-    return Samples(
-        pair_source,
-        identity,
-        partial(locate_pieces, pairs),
-        documents=documents,
-        boundary=boundary if boundaries == "eod" else None,
-        masking=Masking(pad, boundary if mask_eod else None, identity.keep_partial),
-    )
+    return _make_samples(pair_source, identity, partial(locate_pieces, pairs), opened[0].eod, reading)
 
 
 def _open_pack(

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tokenmill.core.files.codec import content_id, read_json, readable_json
 from tokenmill.core.files.publish import write_atomic
 from tokenmill.core.typed_json import convert_json
-from tokenmill.datasets.formats.indexed.reader import map_pair, read_view
+from tokenmill.datasets.formats.indexed.reader import DamagedPair, map_pair, read_view
 from tokenmill.datasets.weighted import Pair
 from tokenmill.engine.contract import Record
 from tokenmill.errors import RequestError
@@ -213,7 +213,14 @@ def open_phases(
 
 def _open_pair(views: Path, pair: PhasePair) -> Pair:
     prefix = Path(os.path.normpath(views / pair.prefix))
-    reader = map_pair(prefix)
+    try:
+        reader = map_pair(prefix)
+    except DamagedPair as error:
+        if not pair.is_view:
+            raise
+        raise RequestError(
+            f"{error.path}: {error.description}; delete {views}, and run the same command again"
+        ) from error
     view = read_view(prefix)
     if view is not None and (view.content != pair.content or reader.dtype != map_pair(find_source(prefix, view)).dtype):
         raise RequestError(f"{prefix} is the view of other data; delete {views}, and run the same command again")

@@ -174,6 +174,9 @@ def _count_samples(entry: PhaseEntry, label: str, length: int, batch: int, *, ha
 
 
 def _share(part: BlendEntry, label: str, step: int, steps: int) -> PhaseShare:
+    if not part.path:
+        raise RequestError(f"{label} has an empty path; write the path of a dataset")
+    local_path(part.path, label)
     measures = [name for name in ("weight", "tokens", "epochs") if getattr(part, name) is not None]
     if len(measures) != 1:
         raise RequestError(

@@ -20,6 +20,7 @@ from tokenmill.core.files.publish import write_atomic
 from tokenmill.core.machine import process_name
 from tokenmill.datasets.blend_file import WeightedSource
 from tokenmill.datasets.formats.indexed.reader import (
+    DamagedPair,
     IndexedReader,
     ViewRecord,
     dtype_code,
@@ -125,21 +126,30 @@ def find_problems(prefix: Path) -> list[str]:
     remedy = f"delete {prefix.parent}, and run the command that made the views again"
     try:
         view, pair = map_pair(prefix), describe_pair(source)
+    except DamagedPair as error:
+        return [f"{error.path}: {error.description}; {remedy}"]
     except (InputError, RequestError) as error:
-        return [f"{error}; {remedy}"]
+        return [str(error)]
+    damage = _find_damage(prefix, view, pair, record)
+    return [f"{damage}; {remedy}"] if damage else []
+
+
+def _find_damage(prefix: Path, view: IndexedReader, pair: Pair, record: ViewRecord) -> str:
+    """Return how a view differs from its record and its dataset, empty if it does not."""
+    source = find_source(prefix, record)
     if not is_linked(prefix, source):
-        return [f"{prefix}.bin is not the .bin of {source}; {remedy}"]
+        return f"{prefix}.bin is not the .bin of {source}"
     counts = (len(view.lengths), int(view.lengths.sum(dtype=np.int64)), view.dtype)
     if counts != (record.sequences, record.tokens, pair.reader.dtype) or not np.array_equal(
         view.document_indices, np.arange(record.sequences + 1)
     ):
-        return [f"{prefix}.idx is not that of its record; {remedy}"]
+        return f"{prefix}.idx is not that of its record"
     ranges, size = Ranges(view.pointers, view.lengths), view.dtype.itemsize
     if not all(_are_inside(block, record.bin_bytes, size) for block in ranges.blocks()):
-        return [f"{prefix}.idx names ranges outside {source}.bin; {remedy}"]
+        return f"{prefix}.idx names ranges outside {source}.bin"
     if _hash(pair, ranges) != record.content:
-        return [f"{prefix}.idx, or {source}, is not what the view was made from; {remedy}"]
-    return []
+        return f"{prefix}.idx, or {source}, is not what the view was made from"
+    return ""
 
 
 def _are_inside(ranges: Ranges, bin_bytes: int, size: int) -> bool:
