@@ -301,6 +301,9 @@ def main() -> int:
     while fault("hang-at-start"):
         time.sleep(3600)
     directory = Path(args.save)
+    if args.train_samples:
+        args.train_iters = args.train_samples // args.global_batch_size
+    transitions = [int(text) for text in (args.phase_transition_iterations or "").split(",") if text]
     iteration, total = load(directory)
     record("loaded", iteration)
     first = iteration + 1
@@ -359,8 +362,13 @@ def main() -> int:
                 wait = f"({milliseconds / 20:.2f}, {milliseconds / 10:.2f})"
                 log(f"    batch-generator ................................: {wait}")
         stop = peers.most(len(signals) + fault("leave"))
-        if iteration % args.save_interval == 0 or iteration == args.train_iters or stop:
+        ends = iteration in transitions or (args.exit_interval and iteration % args.exit_interval == 0)
+        if iteration % args.save_interval == 0 or iteration == args.train_iters or stop or ends:
             save(peers, directory, iteration, total)
+        if ends:
+            if RANK == 0:
+                log(f"[exiting program at iteration {iteration}] datetime: {timestamp()} ")
+            return 0
         if stop:
             if RANK == 0:
                 log(f"[exiting program after receiving SIGTERM.] datetime: {timestamp()} ")

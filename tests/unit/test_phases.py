@@ -59,6 +59,70 @@ def test_every_token_is_drawn_equally_often_in_the_order_of_megatron_lm(
     assert first == len(samples)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_phase_that_a_change_cuts_has_its_samples_and_leaves_the_rest(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    plan, names, seq_length = random_plan(rng, tmp_path)
+    batch, phases = plan["global_batch"], [phase for phase in plan["phases"] if "samples" in phase]
+    assume = [number for number, phase in enumerate(phases) if phase["samples"] > batch and "steps" not in phase]
+    if not assume:
+        return
+    place = rng.choice(assume)
+    whole = tmp_path / "whole.json"
+    whole.write_text(json.dumps({"phases": [*phases[: place + 1], phases[place]], "global_batch": batch}))
+    uncut = tokenmill.data.open(phases=whole, seq_length=seq_length, seed=seed, views=tmp_path / "uncut")
+    ordered = phases[place]["samples"]
+    phases[place] |= {"samples": batch * rng.randint(1, ordered // batch), "cut": {"samples": ordered}}
+    # the last phase ends every epoch that was begun
+    sizes = {path: len(ids) for path, ids in names.items()}
+    paths = {entry["path"] for phase in phases for entry in phase["blend"]}
+    last = {"samples": batch * (40 * sum(sizes[path] for path in paths) // batch // seq_length + 1)}
+    phases.append(last | {"blend": [{"path": path, "weight": sizes[path]} for path in paths]})
+    file = tmp_path / "cut.json"
+    file.write_text(json.dumps({"phases": phases, "global_batch": batch}))
+    samples = tokenmill.data.open(phases=file, seq_length=seq_length, seed=seed)
+    count = len(samples) - last["samples"]
+    end = len(uncut) - 2 * ordered + phases[place]["samples"]
+    assert np.array_equal(samples.batch(range(end)).tokens, uncut.batch(range(end)).tokens)
+    drawn = Counter(samples.batch(range(len(samples))).tokens.ravel().tolist())
+    assert end <= count
+    for path in paths:
+        counts = [drawn[token] for token in names[path]]
+        assert sum(count < max(counts) - 1 for count in counts) <= seq_length, (seed, Counter(counts))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_cut_of_a_run_without_phases_has_the_samples_of_megatron_lm(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    sizes = [rng.randint(4, 40) for _ in range(rng.randint(1, 4))]
+    paths = [
+        str(write_dataset(tmp_path / f"d{number}", 100_000 * number, [rng.randint(1, 60) for _ in range(size)] + [70]))
+        for number, size in enumerate(sizes)
+    ]
+    split, surplus, seq_length = rng.choice([None, "80,10,10"]), rng.choice([0.0, 0.005, 0.3]), rng.choice([4, 16])
+    planned, weights = rng.randint(20, 300), [rng.choice([1.0, 2.0, 0.25]) for _ in paths]
+    source = list(zip(weights, paths, strict=True)) if split is None or len(paths) > 1 else paths[0]
+    options: dict[str, Any] = {"samples": planned, "seq_length": seq_length, "seed": seed, "surplus": surplus}
+    try:
+        plain = tokenmill.data.open(source, split=split, **options)
+    except RequestError as error:  # a part of the split without documents, or too few samples for the surplus
+        assert "has no tokens" in str(error) or "would be drawn" in str(error)
+        return
+    blend = [{"path": path, "weight": weight} for path, weight in zip(paths, weights, strict=True)]
+    count = rng.randint(1, planned)
+    first = {"samples": count, "cut": {"samples": planned, "surplus": surplus}, "blend": blend}
+    more = 4 * (len(plain) + sum(sizes) * 60 // seq_length)
+    file = tmp_path / "plan.json"
+    content = {"phases": [first, {"samples": more, "blend": blend}]} | ({"split": split} if split else {})
+    file.write_text(json.dumps(content))
+    samples = tokenmill.data.open(phases=file, seq_length=seq_length, seed=seed)
+    assert np.array_equal(samples.batch(range(count)).tokens, plain.batch(range(count)).tokens)
+    drawn = Counter(samples.batch(range(len(samples))).tokens.ravel().tolist())
+    for number in range(len(paths)):
+        counts = [drawn[token] for token in drawn if token // 100_000 == number]
+        assert sum(count < max(counts) - 1 for count in counts) <= seq_length, (seed, Counter(counts))
+
+
 def test_a_plan_of_one_phase_is_the_order_of_megatron_lm(tmp_path: Path) -> None:
     paths = [str(write_dataset(tmp_path / name, 1 + 5000 * n, [7, 30, 2] * 40)) for n, name in enumerate("ab")]
     file = tmp_path / "plan.yaml"

@@ -26,7 +26,7 @@ def train(
         typer.Option(
             "--dry-run",
             rich_help_panel=Panel.OUTPUT,
-            help="Check the settings and print the command of node 0, or with --on what would be submitted.",
+            help="Check the settings and print the command of each phase, or with --on what would be submitted.",
         ),
     ] = False,
     build_index: Annotated[
@@ -55,7 +55,7 @@ def train(
         prepared = prepare(settings, scratch=Path(tempfile.mkdtemp(prefix="tokenmill-dry-run-")), dry_run=True)
         for line in prepared.messages:
             sys.stderr.write(f"{line}\n")
-        sys.stdout.write(format_command(prepared.command) + "\n")
+        sys.stdout.write("\n\n".join(map(format_command, prepared.commands)) + "\n")
     else:
         run.train(settings, metrics.metrics, notify.notify)
 

@@ -144,9 +144,13 @@ class Draws:
 
     def count_all(self) -> Array:
         """Return how many samples are drawn from each dataset, int64; this computes all draws."""
-        last = max(self.size - 1, 0) // BLOCK
-        block = self._get_block(last)
-        return self.counts[last] + np.bincount(block.datasets, minlength=len(self.shares))
+        return self.count_first(self.size)
+
+    def count_first(self, number: int) -> Array:
+        """Return how many of the first `number` draws are from each dataset, int64; this computes them."""
+        last = max(number - 1, 0) // BLOCK
+        datasets = self._get_block(last).datasets[: number - last * BLOCK]
+        return self.counts[last] + np.bincount(datasets, minlength=len(self.shares))
 
     def __reduce__(self) -> tuple[object, ...]:
         """Compute the draws again in another process, instead of copying them there."""

@@ -13,6 +13,15 @@ from tokenmill.train.settings import Settings
 
 
 @dataclass(frozen=True)
+class PhaseLength:
+    """The iterations of a phase's order, after `begin` until `end`, and of the run, as Megatron-LM counts them."""
+
+    begin: int
+    end: int
+    total: int
+
+
+@dataclass(frozen=True)
 class DataArguments:
     """The command-line arguments and paths that name a run's data."""
 
@@ -22,6 +31,10 @@ class DataArguments:
     """Directory of the tokenizer."""
     cache: Path
     """Directory of the sample index."""
+    phase: PhaseLength | None = None
+    """The phase that the data are of; None for a run without phases."""
+    exit_at: int | None = None
+    """Iteration after which Megatron-LM saves and ends, before the end of its data."""
 
 
 def megatron_arguments(settings: Settings, data: DataArguments) -> list[str]:
@@ -32,7 +45,7 @@ def megatron_arguments(settings: Settings, data: DataArguments) -> list[str]:
     return [
         *_model(settings),
         *_parallelism(settings),
-        *_training(settings),
+        *_training(settings, data),
         *_data(settings, data),
         *_checkpoint(settings),
         *_logging(settings),
@@ -113,17 +126,34 @@ def _parallelism(settings: Settings) -> list[str]:
     return arguments
 
 
-def _training(settings: Settings) -> list[str]:
-    training = settings.training
+def _training(settings: Settings, data: DataArguments) -> list[str]:
+    training, phase = settings.training, data.phase
+    length: dict[str, object] = {"train_iters": training.iterations}
+    schedule: dict[str, object] = {
+        "lr_decay_iters": training.decay_iterations,
+        "lr_warmup_iters": training.warmup_iterations,
+    }
+    if phase is not None:  # Megatron-LM counts phases only in a run that counts samples
+        batch = training.global_batch_size or 1
+        transitions = [str(end) for end in (phase.begin, phase.end) if 0 < end < phase.total]
+        length = {
+            "train_samples": phase.total * batch,
+            "phase_transition_iterations": ",".join(transitions) or None,
+            "mid_level_dataset_surplus": 0.0,
+        }
+        schedule = {
+            "lr_decay_samples": (training.decay_iterations or 0) * batch,
+            "lr_warmup_samples": (training.warmup_iterations or 0) * batch,
+        }
     return _options(
         micro_batch_size=training.micro_batch_size,
         global_batch_size=training.global_batch_size,
-        train_iters=training.iterations,
+        **length,
+        exit_interval=data.exit_at,
         lr=training.learning_rate,
         min_lr=training.min_learning_rate,
         lr_decay_style=training.decay_style,
-        lr_decay_iters=training.decay_iterations,
-        lr_warmup_iters=training.warmup_iterations,
+        **schedule,
         weight_decay=training.weight_decay,
         adam_beta1=training.adam_beta1,
         adam_beta2=training.adam_beta2,

@@ -56,8 +56,11 @@ def find_program(settings: Settings) -> Path:
     return Path(trainer.programs) / FRAMEWORKS[trainer.framework].program
 
 
-def framework_command(settings: Settings, data: TrainingData, directory: Path) -> list[str]:
-    """Return the command after the launcher for derived `settings`; a list of datasets is written to `directory`."""
+def framework_command(settings: Settings, data: TrainingData, directory: Path, phases: Path | None = None) -> list[str]:
+    """Return the command after the launcher for derived `settings`; a list of datasets is written to `directory`.
+
+    `phases` is the file with the phases of the run, next to their views.
+    """
     training, layout = settings.training, settings.layout(data.vocab_size)
     model = {
         "vocab_size": layout.padded_vocab,
@@ -80,7 +83,7 @@ def framework_command(settings: Settings, data: TrainingData, directory: Path) -
         "micro-batch": training.micro_batch_size,
         "global-batch": training.global_batch_size,
         "seed": training.seed,
-        "split": data.split,
+        "split": data.split if phases is None else None,
         "model": json.dumps(model, separators=(",", ":")),
         "lr": training.learning_rate,
         "weight-decay": training.weight_decay,
@@ -91,7 +94,8 @@ def framework_command(settings: Settings, data: TrainingData, directory: Path) -
     paths = os.pathsep.join((str(PACKAGES_ROOT), str(Path(settings.trainer.script).parent)))
     child = [framework_child.__file__, paths, str(find_program(settings))]
     betas = ["--betas", str(training.adam_beta1), str(training.adam_beta2)]
-    return [*child, _write_source(data, directory), *flags, *betas, "--resume"]
+    source = ["phases", "--phases", str(phases)] if phases else [_write_source(data, directory)]
+    return [*child, *source, *flags, *betas, "--resume"]
 
 
 def _write_source(data: TrainingData, directory: Path) -> str:

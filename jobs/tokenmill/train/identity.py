@@ -14,6 +14,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ from tokenmill.train.data.index_child import parse_data_arguments
 if TYPE_CHECKING:
     from tokenmill.datasets.training_data import TrainingData
     from tokenmill.datasets.weighted import WeightedDataset
+    from tokenmill.train.data.phases import RunPhases
 
 IDENTITY = "identity.json"
 
@@ -56,7 +58,16 @@ class IdentityPart(msgspec.Struct, frozen=True):
         return f"{self.path} ({self.tokens:,} tokens, {self.content[:12]})"
 
 
-class Identity(msgspec.Struct, frozen=True):
+class IdentityPhase(msgspec.Struct, frozen=True):
+    """A phase: the iteration at which it ends, and its order."""
+
+    end: int
+    order: str
+    plain: bool = False
+    """It is the beginning of a run without phases, with the lists, split, sequence length and seed of the identity."""
+
+
+class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
     """Everything that determines which tokens a run's n-th sample contains."""
 
     lists: dict[str, list[IdentityPart]]
@@ -69,6 +80,9 @@ class Identity(msgspec.Struct, frozen=True):
     tokenizer_name: str
     arguments: list[str]
     """Arguments in extraArgs that name data."""
+    phases: list[IdentityPhase] = []
+    plan: str = ""
+    """The file with the plan of the phases, relative to the run's directory."""
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -105,6 +119,19 @@ def build_identity(data: "TrainingData", arguments: Sequence[str], extra_args: S
     )
 
 
+def add_phases(identity: Identity, phases: "RunPhases") -> Identity:
+    """Return the identity of a run with phases."""
+    plain = phases.phases[0].plain
+    return msgspec.structs.replace(
+        identity,
+        lists=identity.lists
+        if plain is None
+        else {name: [_build_part(source) for source in sources] for name, sources in plain.lists.items()},
+        phases=[IdentityPhase(phase.end, phase.data.order, phase.plain is not None) for phase in phases.phases],
+        plan=phases.file.name,
+    )
+
+
 def _build_part(source: "WeightedDataset") -> IdentityPart:
     return IdentityPart(source.path, source.content, source.tokens, source.share)
 
@@ -133,7 +160,7 @@ def check_identity(directory: Path, iteration: int, identity: Identity, *, allow
     events = _read_events(path, tree)
     valid_events = _drop_superseded(events)
     checkpoint_events = _select_checkpoint_events(valid_events, iteration) if iteration else []
-    changes = [_list_differences(event.identity, identity) for event in checkpoint_events]
+    changes = [_list_differences(event.identity, identity, iteration) for event in checkpoint_events]
     messages: list[str] = []
     if iteration and not checkpoint_events:
         messages.append(
@@ -145,11 +172,15 @@ def check_identity(directory: Path, iteration: int, identity: Identity, *, allow
         if not allow_change:
             raise RequestError(
                 f"the checkpoint of iteration {iteration:,} was trained on other data than this run would continue "
-                f"with ({path}):{lines}\nrestore the previous data; or set another directory for checkpoints (in a "
-                "chart: --set storage.checkpointPath=...); or set dataset.allowChange to true to accept the change"
+                f"with ({path}):{lines}\nrestore the previous data; or change them without a loss with tokenmill blend "
+                f"change {directory.parents[1]}; or set another directory for checkpoints (in a chart: --set "
+                "storage.checkpointPath=...); or set dataset.allowChange to true, with which the run skips as many "
+                "samples of the new data as it has read of the old"
             )
         messages.append(
-            f"warning: from iteration {iteration:,} on, the run continues with other data (dataset.allowChange):{lines}"
+            f"warning: from iteration {iteration:,} on, the run continues with other data (dataset.allowChange), of "
+            "which it skips as many samples as it has read of the old; tokenmill blend change continues without "
+            f"that:{lines}"
         )
     previous_events = [event for event in valid_events if event.iteration <= iteration]
     if (
@@ -199,8 +230,33 @@ def _select_checkpoint_events(valid_events: list[Event], iteration: int) -> list
     return before + [event for event in valid_events if event.iteration == iteration]
 
 
-def _list_differences(old: Identity, new: Identity) -> list[str]:
-    """Return a line `name: old -> new` for each difference."""
+def _list_differences(old: Identity, new: Identity, iteration: int | None = None) -> list[str]:
+    """Return a line `name: old -> new` for each difference; of phases, those that begin before an iteration."""
+    if old.phases or new.phases:
+        return [*_list_phase_differences(old, new, iteration), *_list_other_differences(old, new)]
+    return [*_list_data_differences(old, new), *_list_other_differences(old, new)]
+
+
+def _list_phase_differences(old: Identity, new: Identity, iteration: int | None) -> list[str]:
+    endless = [IdentityPhase(2**63, "", plain=True)]
+    begin = 0
+    for number, (before, after) in enumerate(zip_longest(old.phases or endless, new.phases or endless), 1):
+        if iteration is not None and begin >= iteration:
+            return []
+        if before is None or after is None:
+            return [f"number of phases: {len(old.phases)} -> {len(new.phases)}"]
+        if before.plain != after.plain or (not before.plain and before.order != after.order):
+            return [f"phase {number}, from iteration {begin + 1:,} on: other datasets, weights, lengths or seeds"]
+        if before.plain and (differences := _list_data_differences(old, new)):
+            return differences
+        if before.end != after.end and (iteration is None or min(before.end, after.end) < iteration):
+            ends = ("the end of the run" if end == endless[0].end else f"{end:,}" for end in (before.end, after.end))
+            return [f"end of phase {number}: {' -> '.join(ends)}"]
+        begin = min(before.end, after.end)
+    return []
+
+
+def _list_data_differences(old: Identity, new: Identity) -> list[str]:
     differences: list[str] = []
     old_parts, new_parts = _parts_by_content(old), _parts_by_content(new)
     if old_parts.keys() != new_parts.keys():
@@ -209,24 +265,27 @@ def _list_differences(old: Identity, new: Identity) -> list[str]:
         differences.append(f"data: {removed or 'nothing removed'} -> {added or 'nothing added'}")
     elif not _is_same_blend(old, new):
         differences.append(f"blend: {_describe_blend(old)} -> {_describe_blend(new)}")
-    if old.tokenizer != new.tokenizer:
-        differences.append(
-            f"tokenizer: {old.tokenizer_name} ({old.tokenizer[:12]}) -> {new.tokenizer_name} ({new.tokenizer[:12]})"
-        )
     values = {
         "sequence length": (old.sequence_length, new.sequence_length),
         "split": (old.split or "a list for each split", new.split or "a list for each split"),
         "seed": (old.seed, new.seed),
-        "extraArgs": (" ".join(old.arguments) or "none", " ".join(new.arguments) or "none"),
     }
     return [
         *differences,
-        *(
-            f"{name}: {old_value} -> {new_value}"
-            for name, (old_value, new_value) in values.items()
-            if old_value != new_value
-        ),
+        *(f"{name}: {before} -> {after}" for name, (before, after) in values.items() if before != after),
     ]
+
+
+def _list_other_differences(old: Identity, new: Identity) -> list[str]:
+    differences: list[str] = []
+    if old.tokenizer != new.tokenizer:
+        differences.append(
+            f"tokenizer: {old.tokenizer_name} ({old.tokenizer[:12]}) -> {new.tokenizer_name} ({new.tokenizer[:12]})"
+        )
+    arguments = [" ".join(identity.arguments) or "none" for identity in (old, new)]
+    if arguments[0] != arguments[1]:
+        differences.append(f"extraArgs: {arguments[0]} -> {arguments[1]}")
+    return differences
 
 
 def _parts_by_content(identity: Identity) -> dict[str, IdentityPart]:

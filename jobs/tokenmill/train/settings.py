@@ -18,6 +18,7 @@ from tokenmill.errors import RequestError
 from tokenmill.fit.layout import Layout
 from tokenmill.models.defaults import DEFAULT_ITERATIONS, SEQUENCES_PER_GPU
 from tokenmill.models.model import Model, describe_validation_error
+from tokenmill.samples.phases.plan_file import PhaseEntry
 
 MAY_BE_ZERO = {"seed", "weight_decay", "warmup_iterations", "eval_iterations", "data_workers", "min_learning_rate"}
 MAY_BE_ZERO |= {"hidden_dropout", "attention_dropout", "clip_grad"}
@@ -110,6 +111,8 @@ class Training(Section, frozen=True):
     check_for_spiky_loss: bool = False
     check_for_nan: bool = True
     data_workers: int = 2
+    phases: list[PhaseEntry] | str | None = None
+    """Phases with their own data, as in a file of phases, or such a file; None for one blend."""
     max_epochs: float = 1000.0
     """Maximum number of times that a run may read a dataset; repeated text stops helping at a much lower number."""
 

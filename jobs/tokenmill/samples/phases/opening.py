@@ -1,6 +1,7 @@
 """The samples of all phases, one after the other."""
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -23,12 +24,12 @@ from tokenmill.samples.origins import locate_pieces
 from tokenmill.samples.pair_blend import PartRequest, build_pair_source
 from tokenmill.samples.pair_samples import PairSamples
 from tokenmill.samples.phases.plan import SURPLUS, PhasePlanner, PlannedPhase
-from tokenmill.samples.phases.plan_file import MAX_SAMPLES, list_phases, read_plan_file
+from tokenmill.samples.phases.plan_file import MAX_SAMPLES, Phase, list_phases, read_plan_file
 from tokenmill.samples.phases.views import describe_pair, find_in_source, find_source, is_linked
 from tokenmill.samples.sample_sources import PairSource, Piece
 from tokenmill.samples.samples import SampleOrigin
 
-FORMAT = 1
+FORMAT = 2
 
 
 class PhasePair(Record, frozen=True):
@@ -42,12 +43,31 @@ class PhasePair(Record, frozen=True):
 
 
 class PhaseData(Record, frozen=True):
-    """The data of a phase, as Megatron-LM or tokenmill reads it."""
+    """The data of a phase, as Megatron-LM or tokenmill reads it: the first `samples` of an order of `ordered` samples.
+
+    `surplus` is Megatron-LM's --mid-level-dataset-surplus. A run without phases does not blend a single pair.
+    """
 
     samples: Annotated[int, msgspec.Meta(ge=1, le=MAX_SAMPLES)]
+    ordered: Annotated[int, msgspec.Meta(ge=1, le=MAX_SAMPLES)]
     seq_length: Annotated[int, msgspec.Meta(ge=2, lt=1 << 31)]
     seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
     pairs: Annotated[tuple[PhasePair, ...], msgspec.Meta(min_length=1)]
+    surplus: Annotated[float, msgspec.Meta(ge=0, lt=1e6)] = SURPLUS
+    blended: bool = True
+
+    @property
+    def order(self) -> str:
+        """Hash of the order of the samples, which does not depend on how many of them the phase has."""
+        pairs = [[pair.content, pair.samples, pair.weight] for pair in self.pairs]
+        return content_id([pairs, self.ordered, self.seq_length, self.seed, self.surplus, self.blended])
+
+
+class DrawnTokens(Record, frozen=True):
+    """The tokens that all phases draw from a dataset."""
+
+    path: str
+    tokens: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class PreparedPhases(Record, frozen=True):
@@ -59,6 +79,7 @@ class PreparedPhases(Record, frozen=True):
     hash: str
     """Hash of the phases."""
     phases: Annotated[tuple[PhaseData, ...], msgspec.Meta(min_length=1)]
+    datasets: tuple[DrawnTokens, ...] = ()
 
 
 class OpenedPhases(NamedTuple):
@@ -87,13 +108,30 @@ def prepare_phases(
     """
     plan = read_plan_file(file)
     phases = list_phases(plan, seq_length=seq_length, seed=seed, global_batch=global_batch)
-    planner = PhasePlanner.open(phases, plan.split, views, key=key, index_cache=index_cache)
+    batch = global_batch or plan.global_batch or 1
+    return prepare_plan(phases, plan.split, batch, key=key, views=views, index_cache=index_cache)
+
+
+def prepare_plan(
+    phases: Sequence[Phase],
+    split: str | None,
+    batch: int,
+    *,
+    key: str | None,
+    views: Path,
+    index_cache: Path | None = None,
+) -> PreparedPhases:
+    """Plan phases and write their views, unless an earlier process has.
+
+    Raises:
+        RequestError: the plan cannot hold, or the views cannot be written.
+    """
+    planner = PhasePlanner.open(phases, split, views, key=key, index_cache=index_cache)
     contents = {
         path: [dataset.content, [os.path.relpath(pair.prefix, views) for pair in dataset.pairs]]
         for path, dataset in planner.datasets.items()
     }
-    batch = global_batch or plan.global_batch or 1
-    identity = content_id([FORMAT, [str(phase) for phase in phases], plan.split, batch, sorted(contents.items())])
+    identity = content_id([FORMAT, [str(phase) for phase in phases], split, batch, sorted(contents.items())])
     prepared_file = views / f"{identity[:16]}.phases.json"
     if prepared := _read_prepared(prepared_file, identity):
         return prepared
@@ -104,8 +142,15 @@ def prepare_phases(
         if prepared := _read_prepared(prepared_file, identity):
             return prepared
         first = next(iter(planner.datasets.values()))
-        data = tuple(_describe_phase(planner.plan(phase, batch), views) for phase in phases)
-        prepared = PreparedPhases(identity, first.tokenizer, first.eod, content_id(msgspec.to_builtins(data)), data)
+        planned = [planner.plan(phase, batch) for phase in phases]
+        drawn = Counter[str]()
+        for phase in planned:
+            drawn.update({draw.path: draw.tokens for draw in phase.draws})
+        data = tuple(_describe_phase(phase, views) for phase in planned)
+        totals = tuple(DrawnTokens(path, drawn[path]) for path in planner.datasets)
+        prepared = PreparedPhases(
+            identity, first.tokenizer, first.eod, content_id(msgspec.to_builtins(data)), data, totals
+        )
         write_atomic(prepared_file, readable_json(prepared.to_json()))
     return prepared
 
@@ -143,7 +188,15 @@ def _describe_phase(planned: PlannedPhase, views: Path) -> PhaseData:
         pairs.append(
             PhasePair(os.path.relpath(prefix, views), entry.samples, weight, entry.pair.content, is_view=is_view)
         )
-    return PhaseData(planned.samples, planned.seq_length, planned.seed, tuple(pairs))
+    return PhaseData(
+        planned.samples,
+        planned.ordered,
+        planned.seq_length,
+        planned.seed,
+        tuple(pairs),
+        planned.surplus,
+        planned.blended,
+    )
 
 
 def open_phases(
@@ -183,11 +236,11 @@ def open_phases(
             fractions=(1.0, 0.0, 0.0),
             part=0,
             seq_length=seq_length,
-            samples=phase.samples,
+            samples=phase.ordered,
             seed=phase.seed,
-            surplus=SURPLUS,
+            surplus=phase.surplus,
             keep_partial=False,
-            blended=True,
+            blended=phase.blended,
             index_cache=index_cache,
         )
         sources.append(build_pair_source(opened, [pair.weight for pair in phase.pairs], request))

@@ -9,7 +9,7 @@ by at most one at each transition, except for such a tail.
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ from tokenmill.samples.draws import plan_blend
 from tokenmill.samples.epochs import count_epochs
 from tokenmill.samples.pair_blend import MAX_ORDER, load_order
 from tokenmill.samples.pair_order import release
-from tokenmill.samples.phases.plan_file import Phase
+from tokenmill.samples.phases.plan_file import Cut, Phase
 from tokenmill.samples.phases.ranges import Ranges, find_left, join
 from tokenmill.samples.phases.views import write_view
 
@@ -59,15 +59,22 @@ class DatasetDraw:
 
 @dataclass(frozen=True)
 class PlannedPhase:
-    """A phase: its samples, its entries with their weights for Megatron-LM, and what it draws from each dataset."""
+    """A phase: its samples, its entries with their weights for Megatron-LM, and what it draws from each dataset.
+
+    Its order is that of `ordered` samples. Where that is more, the phase was cut, and the entries have more samples
+    than it draws.
+    """
 
     label: str
     samples: int
+    ordered: int
     seq_length: int
     seed: int
     entries: tuple[Entry, ...]
     weights: tuple[float, ...]
     draws: tuple[DatasetDraw, ...]
+    surplus: float = SURPLUS
+    blended: bool = True
 
 
 @dataclass
@@ -144,13 +151,39 @@ class _PairState:
         ranges = join(self.views, *[whole] * epochs, *([] if self.owed is None else [self.owed]))
         return write_view(self.views, self.pair, ranges)
 
-    def _find_rest(self, entry: Entry, seq_length: int, seed: int) -> Ranges:
-        """Return the ranges that an entry leaves."""
+    def cut(self, entries: Sequence[tuple[Entry, int]], seq_length: int, seed: int) -> None:
+        """Take back what entries would have drawn after their first samples, with the number of these.
+
+        The rest at the end of an entry is also part of the following one.
+        """
+        parts = []
+        for place, (entry, drawn) in enumerate(entries):
+            until = entry.samples if place < len(entries) - 1 else None
+            parts.append(self._find_rest(entry, seq_length, seed, drawn, until))
+            self.drawn -= (entry.samples - drawn) * seq_length
+        self.left, self.owed = join(self.views, *parts), None
+
+    def begin(self, samples: int) -> Entry:
+        """Return the entry with which a run without phases reads samples of the training part."""
+        return Entry(self._begin(1), samples)
+
+    def _find_rest(
+        self, entry: Entry, seq_length: int, seed: int, drawn: int | None = None, until: int | None = None
+    ) -> Ranges:
+        """Return the ranges that the first samples of an entry leave, by default all of them."""
         reader = entry.pair.reader
         epochs = count_epochs(entry.pair.tokens, entry.samples, seq_length)
         order = load_order(entry.pair, (0, reader.sequences), epochs, seed, self.index_cache)
         release(reader.lengths)
-        return find_left(order, entry.samples, seq_length, reader.pointers, reader.dtype.itemsize, self.views)
+        return find_left(
+            order,
+            entry.samples if drawn is None else drawn,
+            seq_length,
+            reader.pointers,
+            reader.dtype.itemsize,
+            self.views,
+            until,
+        )
 
 
 def _capacity(tokens: int, seq_length: int) -> int:
@@ -213,6 +246,8 @@ class PhasePlanner:
     """The directory of the views."""
     index_cache: Path | None = None
     """The directory of large orders; None for tokenmill's cache."""
+    divides: bool = False
+    """Whether a split divides the datasets."""
     max_epochs: dict[str, float] = field(default_factory=dict)
     """The most epochs of datasets in all phases, by path."""
     _states: dict[str, _PairState] = field(default_factory=dict)
@@ -241,7 +276,7 @@ class PhasePlanner:
         for share in shares:
             if share.max_epochs is not None:
                 limits[share.path] = min(share.max_epochs, limits.get(share.path, share.max_epochs))
-        return cls(dict(zip(names, opened, strict=True)), fractions, views, index_cache, limits)
+        return cls(dict(zip(names, opened, strict=True)), fractions, views, index_cache, split is not None, limits)
 
     def plan(self, phase: Phase, global_batch: int = 1) -> PlannedPhase:
         """Plan the next phase, and write its views.
@@ -253,32 +288,82 @@ class PhasePlanner:
         prefixes = [state.identity for dataset in datasets for state in dataset.pairs]
         if len(set(prefixes)) < len(prefixes):
             raise RequestError(f"{phase.label} names a dataset twice; write one entry for each dataset")
-        samples, counts = _allocate(phase, datasets, global_batch)
-        draws: list[DatasetDraw] = []
+        if phase.cut is not None and phase.cut.surplus is not None:
+            return self._plan_plain(phase, datasets, phase.cut)
+        begun = [dataset.drawn for dataset in datasets]
+        ordered, counts = _allocate(phase, datasets, global_batch)
+        drawing = list[tuple[_PairState, Entry]]()
         for share, dataset, count in zip(phase.shares, datasets, counts, strict=True):
-            drawn, tokens = dataset.drawn, count * phase.seq_length
-            before, after = drawn / dataset.tokens, (drawn + tokens) / dataset.tokens
-            most = self.max_epochs.get(share.path)
-            if most is not None and drawn + tokens > most * dataset.tokens:
-                raise RequestError(
-                    f"{phase.label} reads {share.path} until epoch {after:.2f}, but max_epochs is {most:g}: it has "
-                    f"{max(0, int(most * dataset.tokens) - drawn):,} tokens left for {tokens:,}; shorten the phase, "
-                    "lower the weight, or raise max_epochs"
-                )
-            if after - before > MAX_EPOCHS:
-                raise RequestError(
-                    f"{phase.label} reads {share.path} {after - before:,.0f} times, more than {MAX_EPOCHS:,}; shorten "
-                    "the phase, or lower the weight"
-                )
-            draws.append(DatasetDraw(share.path, tokens, dataset.tokens, before, after))
-        entries: list[Entry] = []
-        for dataset, count in zip(datasets, counts, strict=True):
+            if phase.cut is None:
+                self._check_epochs(phase, share.path, dataset, count * phase.seq_length)
             for state, part in zip(dataset.pairs, dataset.divide(count, phase.seq_length), strict=True):
-                entries += state.draw(part, phase.seq_length, phase.seed)
-        weights = exact_weights([entry.samples for entry in entries])
+                drawing += [(state, entry) for entry in state.draw(part, phase.seq_length, phase.seed)]
+        weights = exact_weights([entry.samples for _, entry in drawing])
+        if phase.cut is not None and phase.samples is not None:
+            _cut(phase, drawing, plan_blend(weights, ordered, SURPLUS).draws.count_first(phase.samples).tolist())
+            for dataset, count, before in zip(datasets, counts, begun, strict=True):
+                dataset.credit += count * phase.samples / ordered * phase.seq_length - (dataset.drawn - before)
         return PlannedPhase(
-            phase.label, samples, phase.seq_length, phase.seed, tuple(entries), tuple(weights), tuple(draws)
+            phase.label,
+            ordered if phase.cut is None else phase.samples or 0,
+            ordered,
+            phase.seq_length,
+            phase.seed,
+            tuple(entry for _, entry in drawing),
+            tuple(weights),
+            _describe_draws(phase, datasets, begun),
         )
+
+    def _plan_plain(self, phase: Phase, datasets: Sequence[_DatasetState], cut: Cut) -> PlannedPhase:
+        """Plan the first samples of a run without phases, in which Megatron-LM blends pairs by their weights."""
+        assert phase.samples is not None and cut.surplus is not None  # noqa: S101 - `list_phases` has checked both
+        begun = [dataset.drawn for dataset in datasets]
+        weights = [
+            weight
+            for share in phase.shares
+            for weight, _ in replace(self.datasets[share.path], share=share.weight or 0.0).weighted_pairs()
+        ]
+        states = [state for dataset in datasets for state in dataset.pairs]
+        if len(weights) != len(states):
+            raise RequestError(f"{phase.label}: a pair has no tokens for training; restore the split of the run")
+        blended = len(states) > 1 or not self.divides
+        if blended:
+            requested, draws = plan_blend(weights, cut.samples, cut.surplus)
+            drawn = draws.count_first(phase.samples).tolist()
+        else:
+            requested, drawn = [cut.samples], [phase.samples]
+        drawing = []
+        for state, count in zip(states, requested, strict=True):
+            state.drawn += count * phase.seq_length
+            drawing.append((state, state.begin(count)))
+        _cut(phase, drawing, drawn)
+        return PlannedPhase(
+            phase.label,
+            phase.samples,
+            cut.samples,
+            phase.seq_length,
+            phase.seed,
+            tuple(entry for _, entry in drawing),
+            tuple(weights),
+            _describe_draws(phase, datasets, begun),
+            cut.surplus,
+            blended,
+        )
+
+    def _check_epochs(self, phase: Phase, path: str, dataset: _DatasetState, tokens: int) -> None:
+        """Raise RequestError if a phase reads a dataset more often than its max_epochs, or absurdly often."""
+        after, most = dataset.drawn + tokens, self.max_epochs.get(path)
+        if most is not None and after > most * dataset.tokens:
+            raise RequestError(
+                f"{phase.label} reads {path} until epoch {after / dataset.tokens:.2f}, but max_epochs is {most:g}: it "
+                f"has {max(0, int(most * dataset.tokens) - dataset.drawn):,} tokens left for {tokens:,}; shorten the "
+                "phase, lower the weight, or raise max_epochs"
+            )
+        if tokens > MAX_EPOCHS * dataset.tokens:
+            raise RequestError(
+                f"{phase.label} reads {path} {tokens / dataset.tokens:,.0f} times, more than {MAX_EPOCHS:,}; shorten "
+                "the phase, or lower the weight"
+            )
 
     def _find_state(self, path: str) -> _DatasetState:
         """Return the state of a dataset, with those of its pairs that have tokens in the training part."""
@@ -298,6 +383,24 @@ class PhasePlanner:
         return dataset
 
 
+def _cut(phase: Phase, drawing: Sequence[tuple[_PairState, Entry]], drawn: Sequence[int]) -> None:
+    """Take back the samples after the first ones of each entry."""
+    by_pair: dict[str, tuple[_PairState, list[tuple[Entry, int]]]] = {}
+    for (state, entry), count in zip(drawing, drawn, strict=True):
+        by_pair.setdefault(state.identity, (state, []))[1].append((entry, count))
+    for state, entries in by_pair.values():
+        state.cut(entries, phase.seq_length, phase.seed)
+
+
+def _describe_draws(phase: Phase, datasets: Sequence[_DatasetState], begun: Sequence[int]) -> tuple[DatasetDraw, ...]:
+    return tuple(
+        DatasetDraw(
+            share.path, dataset.drawn - before, dataset.tokens, before / dataset.tokens, dataset.drawn / dataset.tokens
+        )
+        for share, dataset, before in zip(phase.shares, datasets, begun, strict=True)
+    )
+
+
 def _allocate(phase: Phase, datasets: Sequence[_DatasetState], global_batch: int) -> tuple[int, list[int]]:
     """Return the samples of a phase, and those of each dataset; what rounding costs a dataset, it gets later."""
     length = phase.seq_length
@@ -310,7 +413,7 @@ def _allocate(phase: Phase, datasets: Sequence[_DatasetState], global_batch: int
         for share, dataset in zip(phase.shares, datasets, strict=True)
     ]
     weights = [share.weight or 0.0 for share in phase.shares]
-    samples = phase.samples
+    samples = phase.samples if phase.cut is None else phase.cut.samples
     if samples is None:
         samples = int(sum(fixed) // global_batch) * global_batch
         if not samples:

@@ -27,7 +27,7 @@ Number = Annotated[int, msgspec.Meta(ge=1, le=1 << 48)]
 Seed = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 
-class BlendEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class BlendEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A dataset of a phase: a directory or a pair, and how much of the phase it has.
 
     `weight` is its part of the samples that the entries with `tokens` or `epochs` leave. `to` is the weight at the end
@@ -42,7 +42,17 @@ class BlendEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_epochs: Positive | None = None
 
 
-class PhaseEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a phase was before a change ended it early: its order is that of more samples, of which it has the first.
+
+    With `surplus`, it is a run without phases: Megatron-LM's own blend of pairs, with this --mid-level-dataset-surplus.
+    """
+
+    samples: Number
+    surplus: Annotated[float, msgspec.Meta(ge=0, lt=1e6)] | None = None
+
+
+class PhaseEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A phase: its length in samples, iterations or tokens, or that of its entries; and its blend.
 
     With `steps`, the weights change from `weight` to `to` in as many phases of about equal length.
@@ -55,9 +65,10 @@ class PhaseEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     steps: Annotated[int, msgspec.Meta(ge=2, le=MAX_PHASES)] | None = None
     seq_length: Annotated[int, msgspec.Meta(ge=2, le=2**31 - 2)] | None = None
     seed: Seed | None = None
+    cut: Cut | None = None
 
 
-class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PlanFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The content of the file. `split` divides each dataset; only the training part is in phases."""
 
     phases: Annotated[list[PhaseEntry], msgspec.Meta(min_length=1, max_length=MAX_PHASES)]
@@ -85,11 +96,14 @@ class Phase:
     seq_length: int
     seed: int
     shares: tuple[PhaseShare, ...]
+    cut: Cut | None = None
 
     @property
     def is_plain(self) -> bool:
         """Return whether Megatron-LM reads the phase without views, if it is the only one: it has weights alone."""
-        return all(share.weight is not None and share.weight > 0 and share.max_epochs is None for share in self.shares)
+        return self.cut is None and all(
+            share.weight is not None and share.weight > 0 and share.max_epochs is None for share in self.shares
+        )
 
 
 def read_plan_file(path: Path) -> PlanFile:
@@ -123,6 +137,7 @@ def list_phases(plan: PlanFile, *, seq_length: int, seed: int, global_batch: int
         length = entry.seq_length or seq_length
         samples = _count_samples(entry, label, length, batch, has_batch=bool(global_batch or plan.global_batch))
         steps = entry.steps or 1
+        _check_cut(entry, label, number, samples, batch)
         if steps > 1 and (samples is None or samples // batch < steps):
             raise RequestError(
                 f"{label} has {steps:,} steps, but {(samples or 0) // batch:,} iterations; use fewer steps, or a "
@@ -141,11 +156,28 @@ def list_phases(plan: PlanFile, *, seq_length: int, seed: int, global_batch: int
                     tuple(
                         _share(part, f"{label}.blend[{place}]", step, steps) for place, part in enumerate(entry.blend)
                     ),
+                    entry.cut,
                 )
             )
     if len(phases) > MAX_PHASES:
         raise RequestError(f"the plan has {len(phases):,} phases, more than {MAX_PHASES:,}; use fewer steps")
     return phases
+
+
+def _check_cut(entry: PhaseEntry, label: str, number: int, samples: int | None, batch: int) -> None:
+    cut = entry.cut
+    if cut is None:
+        return
+    if entry.steps is not None or samples is None or cut.samples < samples or cut.samples % batch:
+        raise RequestError(
+            f"{label} has a cut of {cut.samples:,} samples, which tokenmill blend change writes: it needs a length of "
+            "at most these, whole iterations, and no steps; restore what the command wrote"
+        )
+    if cut.surplus is not None and (number or any(not part.weight for part in entry.blend)):
+        raise RequestError(
+            f"{label} is the cut of a run without phases, which is the first phase and has weights above 0; restore "
+            "what tokenmill blend change wrote"
+        )
 
 
 def _count_samples(entry: PhaseEntry, label: str, length: int, batch: int, *, has_batch: bool) -> int | None:

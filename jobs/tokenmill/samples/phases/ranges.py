@@ -89,7 +89,15 @@ def join(directory: Path, *parts: Ranges) -> Ranges:
     return builder.finish()
 
 
-def find_left(order: PairOrder, drawn: int, seq_length: int, offsets: Array, size: int, directory: Path) -> Ranges:
+def find_left(
+    order: PairOrder,
+    drawn: int,
+    seq_length: int,
+    offsets: Array,
+    size: int,
+    directory: Path,
+    until: int | None = None,
+) -> Ranges:
     """Return the ranges that the first `drawn` samples of an order have not drawn, in the order of reading.
 
     Args:
@@ -99,9 +107,12 @@ def find_left(order: PairOrder, drawn: int, seq_length: int, offsets: Array, siz
         offsets: the offset of each sequence of the entry in the `.bin`, in bytes.
         size: bytes of a token.
         directory: directory for the files of many ranges.
+        until: leave out what the samples from this number on draw, and the tokens after all samples.
     """
     was_drawn = np.zeros(len(order.samples) + 1, bool)  # the last element stands for the tokens after all samples
     was_drawn[order.samples[:drawn]] = True
+    if until is not None:
+        was_drawn[order.samples[until:]] = was_drawn[-1] = True
     builder = RangesBuilder(directory)
     release(*order)
     before = 0

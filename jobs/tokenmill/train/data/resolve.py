@@ -42,7 +42,8 @@ def resolve(settings: s.Settings, root: Path | None = None) -> TrainingData:
     if not settings.sft:
         _check_documents(data, settings)
     _check_epochs(data, settings)
-    if not settings.sft:  # --sft starts at the first row again where a blend requests more
+    # --sft starts at the first row again where a blend requests more, and phases request what there is
+    if not settings.sft and settings.training.phases is None:
         check_blend_samples(data, settings)
     return data
 

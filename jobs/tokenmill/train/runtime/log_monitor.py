@@ -128,7 +128,9 @@ class LogMonitor:
     evaluation_interval: int = 0
     """Iterations from one evaluation to the next, 0 if the run has none."""
     target: int | None = None
-    """The last iteration, after which the run evaluates, too."""
+    """The last iteration of the run."""
+    end: int | None = None
+    """The iteration at which the trainer ends, and before that evaluates; None for the last one of the run."""
     training_started: bool = False
     """Whether the trainer entered its training loop, and so accepted arguments, data and checkpoint."""
     iteration: int | None = None
@@ -185,7 +187,8 @@ class LogMonitor:
         if self.iteration is None or not self.evaluation_interval:
             return False
         last = self.iteration + self.log_interval - 1
-        is_end = self.target is not None and last >= self.target
+        end = self.target if self.end is None else self.end
+        is_end = end is not None and last >= end
         return is_end or last // self.evaluation_interval > (self.iteration - 1) // self.evaluation_interval
 
     def read_line(self, line: str) -> tuple[bool, list[str]]:

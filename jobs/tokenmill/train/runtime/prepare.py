@@ -10,14 +10,17 @@ from pathlib import Path
 from tokenmill.checkpoints import repair as checkpoints
 from tokenmill.checkpoints.convert.initial_weights import read_initial_record
 from tokenmill.checkpoints.model_record import ModelRecord, build_model_record
+from tokenmill.datasets.training_data import TrainingData
 from tokenmill.errors import TokenmillError
 from tokenmill.fit.memory import checkpoint_bytes
-from tokenmill.train.arguments import megatron_arguments, sft_arguments
-from tokenmill.train.data.flags import write_data_arguments
+from tokenmill.train.arguments import DataArguments, megatron_arguments, sft_arguments
+from tokenmill.train.data import phases as phase_data
+from tokenmill.train.data.flags import cache_path, write_data_arguments
+from tokenmill.train.data.phases import RunPhases, settings_of
 from tokenmill.train.data.resolve import resolve
 from tokenmill.train.data.summary import summarize
 from tokenmill.train.frameworks import framework_command
-from tokenmill.train.identity import Identity, build_identity
+from tokenmill.train.identity import Identity, add_phases, build_identity
 from tokenmill.train.preflight import check_run
 from tokenmill.train.runtime.node import Node, build_launcher_command, read_node
 from tokenmill.train.settings import MEGATRON_LM, Settings, read_settings
@@ -29,7 +32,9 @@ class TrainingRun:
 
     settings: Settings
     node: Node
-    command: list[str]
+    commands: list[list[str]]
+    """The command of each phase, or one."""
+    phases: RunPhases | None
     cache: Path
     """Directory of Megatron-LM's sample index."""
     messages: list[str]
@@ -60,6 +65,27 @@ class TrainingRun:
         """Return whether Megatron-LM writes the checkpoints, and not the program of another framework."""
         return self.settings.trainer.framework == MEGATRON_LM
 
+    def command_at(self, iteration: int) -> list[str]:
+        """Return the command of an attempt that starts after an iteration."""
+        return self.commands[self.phases.find(iteration) if self.phases and self.is_megatron_lm else 0]
+
+    def settings_at(self, iteration: int) -> Settings:
+        """Return the settings of an attempt that starts after an iteration."""
+        return (
+            settings_of(self.settings, self.phases.phases[self.phases.find(iteration)])
+            if self.phases
+            else self.settings
+        )
+
+    def is_transition(self, iteration: int) -> bool:
+        """Return whether a phase ends at an iteration, and another one follows."""
+        return self.phases is not None and self.is_megatron_lm and self.phases.is_transition(iteration)
+
+    def end_at(self, iteration: int) -> int:
+        """Return the iteration at which an attempt that starts after another one ends: a transition, or the target."""
+        is_phase = self.phases is not None and self.is_megatron_lm
+        return self.phases.phases[self.phases.find(iteration)].end if is_phase and self.phases else self.target
+
     def saved_iteration(self) -> int:
         """Return the iteration of the last checkpoint, 0 before there is one or while the tracker cannot be read."""
         with contextlib.suppress(TokenmillError, OSError):
@@ -75,25 +101,32 @@ def prepare(path: Path, *, scratch: Path, dry_run: bool = False) -> TrainingRun:
     """
     settings = read_settings(path)
     node = read_node(settings.training.nodes) if not dry_run else Node(0, settings.training.nodes, "NODE-0", 29500)
-    data = resolve(settings)
+    settings, phases, data = prepare_data(
+        settings, (scratch if dry_run else Path(settings.checkpoint.path)) / phase_data.DIRECTORY
+    )
     preflight = check_run(settings, data, machine=not dry_run)
-    messages = [*preflight.messages, *summarize(data, settings)]
-    data_arguments = write_data_arguments(data, settings, scratch)
-    arguments = megatron_arguments(settings, data_arguments)
+    messages = [*preflight.messages, *summarize(data, settings), *_summarize_phases(phases)]
     training = settings.training
-    launcher = build_launcher_command(node, settings.trainer.launcher, training.gpus_per_node, settings.release)
-    identity = build_identity(data, arguments, [*sft_arguments(settings), *settings.extra_args])
-    command = [settings.trainer.script, *arguments]
-    if settings.trainer.framework != MEGATRON_LM:
-        command = framework_command(settings, data, scratch)
+    programs = _compose(settings, data, phases, scratch)
+    launchers = [
+        build_launcher_command(
+            # The ranks of nodes that start with different phases never meet.
+            node,
+            settings.trainer.launcher,
+            training.gpus_per_node,
+            f"{settings.release}-{number}" if phases else settings.release,
+        )
+        for number in range(len(programs))
+    ]
     return TrainingRun(
         settings,
         node,
-        [*launcher, *command],
-        data_arguments.cache,
+        [[*launcher, *program] for launcher, program in zip(launchers, programs, strict=True)],
+        phases,
+        cache_path(data, settings),
         messages,
         preflight.node_problems,
-        identity,
+        identify(settings, data, phases),
         build_model_record(
             settings.model,
             data,
@@ -105,3 +138,49 @@ def prepare(path: Path, *, scratch: Path, dry_run: bool = False) -> TrainingRun:
         scratch,
         round(checkpoint_bytes(settings.layout(data.vocab_size))),
     )
+
+
+def prepare_data(settings: Settings, views: Path) -> tuple[Settings, RunPhases | None, TrainingData]:
+    """Plan the phases of derived settings, if they have some, and open the data; return settings that name them.
+
+    Raises:
+        RequestError: the phases or the data are wrong.
+    """
+    phases = None
+    if (plan := phase_data.read_plan(settings)) is not None:
+        settings, phases = phase_data.plan_phases(settings, plan, views)
+    return settings, phases, resolve(settings)
+
+
+def identify(settings: Settings, data: TrainingData, phases: RunPhases | None) -> Identity:
+    """Return the identity of a run's data."""
+    flags = ["--split", data.split] if data.split is not None else []
+    identity = build_identity(
+        data,
+        megatron_arguments(settings, DataArguments(flags, data.tokenizer, cache_path(data, settings))),
+        [*sft_arguments(settings), *settings.extra_args],
+    )
+    return identity if phases is None else add_phases(identity, phases)
+
+
+def _compose(settings: Settings, data: TrainingData, phases: RunPhases | None, scratch: Path) -> list[list[str]]:
+    """Return the program with its arguments: one for each phase of Megatron-LM, or one."""
+    if settings.trainer.framework != MEGATRON_LM:
+        return [framework_command(settings, data, scratch, phases.file if phases else None)]
+    if phases is None:
+        return [[settings.trainer.script, *megatron_arguments(settings, write_data_arguments(data, settings, scratch))]]
+    programs = []
+    for number, phase in enumerate(phases.phases):
+        own = settings_of(settings, phase)
+        arguments = phase_data.write_phase_arguments(phases, number, data, own)
+        programs.append([settings.trainer.script, *megatron_arguments(own, arguments)])
+    return programs
+
+
+def _summarize_phases(phases: RunPhases | None) -> list[str]:
+    if phases is None:
+        return []
+    ends = ", ".join(f"{phase.end:,}" for phase in phases.phases[:20])
+    return [
+        f"{len(phases.phases)} phases, which end at the iterations {ends}{', ...' if len(phases.phases) > 20 else ''}"
+    ]

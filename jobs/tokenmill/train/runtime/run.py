@@ -22,7 +22,7 @@ from tokenmill.core.files.explain import explain_os_errors, is_full
 from tokenmill.core.files.mounts import directory_cache_seconds
 from tokenmill.engine.exporter import MetricsExporter, MetricsTarget
 from tokenmill.engine.notify.announcer import Announcer, NotifyTarget
-from tokenmill.errors import MachineError, RequestError, Stopped, TokenmillError
+from tokenmill.errors import MachineError, RequestError, Stopped, Superseded, TokenmillError
 from tokenmill.train.data.index import build_index, remove_truncated_files
 from tokenmill.train.data.resolve import resolve
 from tokenmill.train.identity import check_identity
@@ -77,6 +77,8 @@ def build_sample_index(path: Path) -> None:
         raise RequestError(
             f"a run of trainer.framework {settings.trainer.framework} needs no sample index; remove --build-index"
         )
+    if settings.training.phases is not None:
+        raise RequestError("a run with training.phases has an index for each phase; remove --build-index")
     log(build_index(settings, resolve(settings), python=settings.trainer.python))
 
 
@@ -191,7 +193,9 @@ def _run_leader(run: TrainingRun, signals: Signals, collector: TrainingCollector
     lease = CheckpointLease(records.directory, get_run_name(), run.settings.release)
     records.with_reserve(lambda: lease.acquire(log))
     try:
-        verdict = _run_attempt(run, records, lease, signals, collector, end)
+        while (verdict := _run_attempt(run, records, lease, signals, collector, end)).continues:
+            log(f"{verdict.reason}; the next phase begins")
+            signals.raise_on_signal = True
     finally:
         # Another program may have replaced the file; the result of the attempt stays the same.
         with contextlib.suppress(OSError, TokenmillError):
@@ -243,8 +247,9 @@ def _run_attempt(
     lease.renew()
     with _warn_of_errors():
         records.write_settings(settings)
-    log(f"starting at iteration {start.iteration:,} of {run.target:,}: {shlex.join(run.command[:8])} ...")
-    monitor, peers = _create_monitor(settings, start.iteration), PeerStatus(records, run.node)
+    command = run.command_at(start.iteration)
+    log(f"starting at iteration {start.iteration:,} of {run.target:,}: {shlex.join(command[:8])} ...")
+    monitor, peers = _create_monitor(run, start.iteration, start.iteration), PeerStatus(records, run.node)
 
     pruned = start.iteration
 
@@ -267,13 +272,21 @@ def _run_attempt(
         attempt.stopped = True
         records.update_attempt(attempt)
 
-    launcher_exit = _supervise(run, monitor, peers, tasks, signals, end, record_stop, collector)
+    launcher_exit = _supervise(run, command, monitor, peers, tasks, signals, end, record_stop, collector)
     stopped_nodes = _read_stopped_nodes(records, attempt)
     attempt.saved = max(attempt.saved or start.iteration, run.saved_iteration())
     attempt.stopped = launcher_exit.stopped or bool(stopped_nodes)
     attempt.iterated = attempt.iterated or monitor.training_started or launcher_exit.has_iterated
     _settle_checkpoints(run, attempt, monitor)
-    verdict = decide_verdict(run.target, launcher_exit, monitor, attempt, retried=retried, stopped_nodes=stopped_nodes)
+    verdict = decide_verdict(
+        run.target,
+        launcher_exit,
+        monitor,
+        attempt,
+        retried=retried,
+        stopped_nodes=stopped_nodes,
+        is_transition=run.is_transition(attempt.saved),
+    )
     return _record_end(records, attempt, verdict)
 
 
@@ -344,41 +357,60 @@ def _record_end(records: RunRecords, attempt: Attempt, verdict: AttemptVerdict) 
 
 
 def _run_follower(run: TrainingRun, signals: Signals, collector: TrainingCollector, end: RunEnd) -> None:
-    """Run any other node than node 0: supervise, then end with node 0's verdict."""
+    """Run any other node than node 0 to the end of the run, through all phases."""
     records = RunRecords(run.checkpoints)
+    while _follow_attempt(run, records, signals, collector, end):
+        log("a phase ended; the next phase begins")
+
+
+def _follow_attempt(
+    run: TrainingRun, records: RunRecords, signals: Signals, collector: TrainingCollector, end: RunEnd
+) -> bool:
+    """Supervise an attempt, then end with node 0's verdict; return whether node 0 begins the next phase."""
     if _is_target_saved(run):
-        return _finish(
+        _finish(
             0,
             f"completed: the checkpoint of iteration {run.saved_iteration():,} exists, and the target is "
             f"{run.target:,}",
         )
+        return False
     if run.node_problems:
         # Node 0 must count this attempt, and must not wait for a machine that cannot train.
         with contextlib.suppress(OSError):
             records.write_failure(run.node.rank, gethostname(), "; ".join(run.node_problems))
             records.write_arrival(run.node.rank, get_run_name(), time.time(), 1)
         _finish(143, describe_problems(run.node_problems))
-    previous_verdict = records.read_verdict()
-    monitor, peers = _create_monitor(run.settings, 0), PeerStatus(records, run.node)
+    previous_verdict, began_at = records.read_verdict(), run.saved_iteration()
+    monitor, peers = _create_monitor(run, began_at, 0), PeerStatus(records, run.node)
 
     def record_stop() -> None:
         records.write_stop(run.node.rank, gethostname())
 
+    def check_phase() -> None:
+        """End a launcher that waits for ranks of another phase: a file system showed an outdated checkpoint."""
+        if run.command_at(run.saved_iteration()) != run.command_at(began_at):
+            raise Superseded("the checkpoint to resume from is that of another phase than at the start of this node")
+
+    tasks = (lambda: peers.publish(monitor.progress),)
     launcher_exit = _supervise(
-        run, monitor, peers, (lambda: peers.publish(monitor.progress),), signals, end, record_stop, collector
+        run, run.command_at(began_at), monitor, peers, tasks, signals, end, record_stop, collector, check_phase
     )
+    saved = run.saved_iteration()
+    has_ended_phase = saved > began_at and run.is_transition(saved)
     if not launcher_exit.has_failed and run.saved_iteration() >= run.target:
-        return _finish(0, f"completed: iteration {run.target:,} is saved")
+        _finish(0, f"completed: iteration {run.target:,} is saved")
+        return False
     # torchrun may fail on this node if node 0's launcher ended first.
     if launcher_exit.has_failed and not launcher_exit.stopped and _is_target_saved(run):
-        return _finish(0, f"completed: iteration {run.target:,} is saved{describe_late_failure(launcher_exit)}")
+        _finish(0, f"completed: iteration {run.target:,} is saved{describe_late_failure(launcher_exit)}")
+        return False
     if launcher_exit.stopped:
         _finish(
             143,
             "stopped by a signal; start the run again to resume from the last checkpoint (on "
             "Kubernetes, the operator does this)",
         )
-    if launcher_exit.has_failed:
+    if launcher_exit.has_failed and not has_ended_phase:
         cause = launcher_exit.abort_reason or describe_cause(monitor).removeprefix(": ") or describe_exit(launcher_exit)
         with contextlib.suppress(OSError):
             records.write_failure(run.node.rank, gethostname(), cause)
@@ -391,8 +423,11 @@ def _run_follower(run: TrainingRun, signals: Signals, collector: TrainingCollect
     while time.monotonic() < deadline and not signals.received:
         verdict = records.read_verdict()
         if run.saved_iteration() >= run.target or (verdict and verdict.code == 0 and verdict.iteration >= run.target):
-            return _finish(0, f"completed: iteration {run.target:,} is saved")
+            _finish(0, f"completed: iteration {run.target:,} is saved")
+            return False
         if verdict and verdict != previous_verdict:
+            if verdict.iteration > began_at and run.is_transition(verdict.iteration):
+                return True
             _finish(
                 143,
                 f"node 0 recorded that the run resumes from iteration {verdict.iteration:,}; start this node again (on "
@@ -409,8 +444,9 @@ def _run_follower(run: TrainingRun, signals: Signals, collector: TrainingCollect
     _finish(
         143,
         f"the ranks of this node ended without a failure, but this node does not see a checkpoint of iteration "
-        f"{run.target:,}; start the run again (on Kubernetes, the operator does this)",
+        f"{run.end_at(began_at):,}; start the run again (on Kubernetes, the operator does this)",
     )
+    return False
 
 
 def _is_target_saved(run: TrainingRun) -> bool:
@@ -431,6 +467,7 @@ def _is_target_saved(run: TrainingRun) -> bool:
 
 def _supervise(
     run: TrainingRun,
+    command: Sequence[str],
     monitor: LogMonitor,
     peers: PeerStatus,
     tasks: Sequence[Callable[[], object]],
@@ -438,7 +475,9 @@ def _supervise(
     end: RunEnd,
     record_stop: Callable[[], object],
     collector: TrainingCollector,
+    check_start: Callable[[], object] = lambda: None,
 ) -> LauncherExit:
+    """Run an attempt; `check_start` is called until there are ranks, and may raise Superseded."""
     collector.monitor = monitor
     settings = run.settings
     supervision = settings.supervision
@@ -467,21 +506,27 @@ def _supervise(
     def record_curve() -> None:
         peers.records.append_curve(monitor.take_curve())
 
+    def poll(ranks_started: bool) -> bool:
+        if not ranks_started:
+            check_start()
+        return rendezvous.poll(ranks_started)
+
     supervisor = Supervisor(
         monitor,
         timeouts,
         peers.read_progress,
         [*tasks, record_curve, watcher.check, hang_record.check_announcement],
         signals,
-        rendezvous.poll,
+        poll,
         hang_record,
         announce_hang,
         record_stop,
     )
-    return supervisor.run(run.command, environment)
+    return supervisor.run(command, environment)
 
 
-def _create_monitor(settings: Settings, resume_iteration: int) -> LogMonitor:
+def _create_monitor(run: TrainingRun, began_at: int, resume_iteration: int) -> LogMonitor:
+    settings = run.settings_at(began_at)
     training = settings.training
     return LogMonitor(
         tokens_per_iteration=(training.global_batch_size or 0) * settings.model.seq_length,
@@ -490,7 +535,8 @@ def _create_monitor(settings: Settings, resume_iteration: int) -> LogMonitor:
         resume_iteration=resume_iteration,
         log_interval=training.log_interval or 1,
         evaluation_interval=(training.eval_interval or 0) if training.eval_iterations else 0,
-        target=training.iterations,
+        target=run.target,
+        end=run.end_at(began_at),
     )
 
 

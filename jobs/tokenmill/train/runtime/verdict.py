@@ -17,6 +17,8 @@ class AttemptVerdict:
     reason: str
     remedy: str = ""
     """The next step of the user. Records contain only the reason: after more attempts, another remedy may apply."""
+    continues: bool = False
+    """A phase has ended, and the next attempt begins the next one."""
 
     @property
     def message(self) -> str:
@@ -32,20 +34,23 @@ def decide_verdict(
     *,
     retried: bool,
     stopped_nodes: Sequence[str] = (),
+    is_transition: bool = False,
 ) -> AttemptVerdict:
     """Decide how an attempt ended.
 
-    `retried` means that an earlier attempt with these settings has reached its training loop, and `stopped_nodes` are
-    the other nodes on which a signal stopped this attempt.
+    `is_transition` means that a phase ends at the saved iteration, `retried` that an earlier attempt with its settings
+    has reached its training loop. `stopped_nodes` are the other nodes on which a signal stopped this attempt.
     """
     saved = attempt.saved or 0
     state = f"iteration {saved:,} of {target:,} is saved"
     if saved >= target:
         return AttemptVerdict(0, f"completed: {state}{describe_late_failure(launcher_exit)}")
     remedy = "start the run again to resume from there (on Kubernetes, the operator does this)"
-    if launcher_exit.stopped:
-        return AttemptVerdict(143, f"stopped by a signal: {state}", remedy)
+    if is_transition and launcher_exit.exit_code == 0 and not launcher_exit.stopped and saved > attempt.began_at:
+        return AttemptVerdict(143, f"a phase ended: {state}", remedy, continues=True)
     interruption = f"a signal stopped {', '.join(stopped_nodes)}" if stopped_nodes else launcher_exit.abort_reason
+    if launcher_exit.stopped:
+        interruption = "stopped by a signal"
     if interruption:
         return AttemptVerdict(143, f"{interruption}: {state}", remedy)
     never_trained = not (attempt.iterated or retried or attempt.began_at)
