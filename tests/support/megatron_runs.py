@@ -5,6 +5,7 @@ TOKENMILL_MEGATRON_TRAINING the directory of Megatron-LM's packages; `make confo
 MEGATRON_LM, a checkout of Megatron-LM, its own pretrain_gpt.py runs in place of ours.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from typing import Any
 
 import pytest
 
+import tokenmill.data
 from support.runs import environment
 from support.train import TRAINER, Job, read_if_possible
 
@@ -165,6 +167,19 @@ class MegatronJob(Job):
             if b"LOCAL_RANK=%d" % rank in variables and b"pretrain.py" in read_if_possible(path / "cmdline"):
                 return int(path.name)
         raise AssertionError(f"there is no process of rank {rank}")
+
+
+def digest_iterations(samples: tokenmill.data.Samples) -> dict[int, Counter[str]]:
+    """Return the digests of the samples of each iteration, as pretrain.py computes them."""
+    result = {}
+    for number in range(len(samples) // GLOBAL_BATCH):
+        batch = samples.batch(range(number * GLOBAL_BATCH, (number + 1) * GLOBAL_BATCH))
+        rows = zip(batch.tokens, batch.masked_labels(), strict=True)
+        digests = (
+            hashlib.sha256(tokens.astype("<i8").tobytes() + labels.astype("<i8").tobytes()) for tokens, labels in rows
+        )
+        result[number + 1] = Counter(digest.hexdigest()[:16] for digest in digests)
+    return result
 
 
 def read_losses(log: str) -> dict[int, str]:

@@ -200,6 +200,8 @@ def _check_evaluation(settings: Settings, data: TrainingData) -> list[str]:
     """Return the problem of a blend without evaluations, for which Megatron-LM asserts a sample (data_samplers.py)."""
     if settings.training.eval_iterations or settings.sft or settings.trainer.framework != MEGATRON_LM:
         return []
+    if settings.training.phases is not None:  # without evaluations, they have no such data
+        return []
     for split in ("validation", "test"):
         pairs = sum(len(source.pairs) for source in data.lists.get("all", data.lists.get(split, [])))
         if pairs > 1 and data.has_split(split):

@@ -1,6 +1,5 @@
 """Real Megatron-LM trains on the samples of tokenmill.data, with the index that was built beforehand."""
 
-import hashlib
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from support.megatron_runs import (
     MegatronInstallation,
     MegatronJob,
     UndisturbedRun,
+    digest_iterations,
     read_losses,
 )
 from support.train import last_line
@@ -28,18 +28,9 @@ INPUTS = Path(__file__).parents[1] / "inputs"
 
 
 def expected_digests(dataset: Path) -> dict[int, Counter[str]]:
-    """Return the digests of the samples of each iteration, as pretrain.py computes them."""
+    """Return the digests of the samples of each iteration."""
     count = ITERATIONS * GLOBAL_BATCH
-    samples = tokenmill.data.open(dataset, seq_length=SEQ_LENGTH, samples=count, split="90,5,5")
-    result = {}
-    for number in range(ITERATIONS):
-        batch = samples.batch(range(number * GLOBAL_BATCH, (number + 1) * GLOBAL_BATCH))
-        rows = zip(batch.tokens, batch.masked_labels(), strict=True)
-        digests = (
-            hashlib.sha256(tokens.astype("<i8").tobytes() + labels.astype("<i8").tobytes()) for tokens, labels in rows
-        )
-        result[number + 1] = Counter(digest.hexdigest()[:16] for digest in digests)
-    return result
+    return digest_iterations(tokenmill.data.open(dataset, seq_length=SEQ_LENGTH, samples=count, split="90,5,5"))
 
 
 def test_the_index_that_was_built_is_used(undisturbed: UndisturbedRun, megatron: MegatronInstallation) -> None:
