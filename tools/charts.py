@@ -40,6 +40,7 @@ from tokenmill.cli.commands import chart_keys, list_options
 from tokenmill.cli.groups import Declaration
 from tokenmill.engine.options import parse_size_limit
 from tokenmill.models import model
+from tokenmill.samples.phases.plan_file import PhaseEntry
 from tokenmill.stages.chat.rows import ROLES
 from tokenmill.stages.chat.template import BUILTIN as CHAT_TEMPLATES
 from tokenmill.stages.registry import KINDS, earlier_kinds, get_stage
@@ -390,7 +391,9 @@ def training_schema() -> str:
         "training": settings_section(
             settings.Training,
             saveInterval=type_schema(int, may_be_zero=False),
+            without=("phases",),
             useSharp={"enum": [True, False, 0, 1, "0", "1", "true", "false"]},
+            phases={"type": ["array", "string", "null"], "items": settings_section(PhaseEntry)},
         ),
         "parallelism": settings_section(settings.Parallelism),
         "supervision": settings_section(settings.Supervision),
@@ -411,7 +414,7 @@ def training_schema() -> str:
     own["properties"] |= parts | {"shmSize": {"$ref": "#/definitions/bytes"}}
     own["properties"]["dataset"]["properties"]["blend"] = {
         **settings_section(settings.Blend, described=True),
-        "type": ["object", "null"],
+        "type": ["object", "string", "null"],
     }
     return schema_file(own["properties"], own["required"], source["definitions"])
 
@@ -447,8 +450,11 @@ def type_schema(annotation: Any, *, may_be_zero: bool) -> dict[str, Any]:
         info.StrType: {"type": ["string", "null"]},
     }
     (member,) = members
-    if isinstance(member, info.IntType) and member.ge is not None:
-        return {"type": ["integer", "null"], "minimum": member.ge}
+    if isinstance(member, info.IntType | info.FloatType) and member.ge is not None:
+        schema = {key: value for key, value in simple[type(member)].items() if key not in minimum}
+        return schema | {"minimum": member.ge}
+    if isinstance(member, info.StructType):
+        return settings_section(member.cls) | {"type": ["object", "null"]}
     if isinstance(member, info.LiteralType):
         return {"enum": [*member.values, None]}
     if isinstance(member, info.ListType):

@@ -401,6 +401,32 @@ def test_a_blend_has_paths_on_the_volume(tmp_path: Path) -> None:
     assert [(part.path, part.weight) for part in dataset.blend.all] == [("/data/a", 0.25), ("/data/b/c", None)]
 
 
+def test_phases_and_blend_files_have_paths_on_the_volume(tmp_path: Path) -> None:
+    values = {
+        "training.phases[0].iterations": 10,
+        "training.phases[0].blend[0].path": "a",
+        "training.phases[0].blend[0].weight": "0.25",
+        "training.phases[0].blend[1].path": "b/c",
+        "training.phases[0].blend[1].weight": 0,
+        "training.phases[1].tokens": 2000000000000,
+        "training.phases[1].seed": 7,
+        "training.phases[1].blend[0].path": "a",
+        "training.phases[1].blend[0].weight": 1,
+        "training.phases[1].blend[0].max_epochs": 2,
+    }
+    read_settings = read(training(**values), tmp_path)
+    phases = read_settings.training.phases
+    assert isinstance(phases, list) and read_settings.dataset.path is None
+    assert [(part.path, part.weight) for part in phases[0].blend] == [("/data/a", 0.25), ("/data/b/c", 0)]
+    assert (phases[1].tokens, phases[1].seed, phases[1].blend[0].max_epochs) == (2e12, 7, 2)
+    assert read(training(**{"training.phases": "x/phases.yaml"}), tmp_path).training.phases == "/data/x/phases.yaml"
+    assert read(training(**{"dataset.blend": "x/blend.json"}), tmp_path).dataset.blend == "/data/x/blend.json"
+    refused = run_training_render(**{"dataset.buildIndex.enabled": "true"}, **values)
+    assert refused.returncode and "training.phases names the datasets of each phase" in refused.stderr
+    for change in ({"training.phases[0].wieght": 1}, {"training.phases[0].blend[0].path": "../x"}):
+        assert run_training_render(**values | change).returncode
+
+
 FITTED = {
     **{name: ["--model", name, "--gpus", 256] for name in ("375m", "175b", "mixtral-8x7b")},
     "odd nodes": ["--model", "13b", "--gpus", 18, "--gpus-per-node", 6, "--iterations", 7],

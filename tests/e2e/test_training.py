@@ -58,6 +58,21 @@ def test_one_fault_after_another(place: Namespace) -> None:
     run.assert_exact(60)
 
 
+@pytest.mark.parametrize("engine", ["pytorchjob", "jobset"], indirect=True)
+def test_three_phases_with_a_killed_pod_in_each(place: Namespace, engine: str) -> None:
+    run = Training(place, f"phases-{engine}", engine)
+    blend = [{"path": "slimpajama/preprocessed", "weight": 1}]
+    phases = [{"iterations": count, "blend": blend, "seed": count} for count in (22, 33, 25)]
+    run.install(80, EVERY_5, f"--set-json 'training.phases={json.dumps(phases)}'", step=0.3)
+    for iteration in (5, 27, 60):
+        run.wait_for_iteration(iteration)
+        assert run.kill(run.pods()[-1]["metadata"]["name"])
+    run.succeed()
+    run.assert_exact(80)
+    ends = [event["identity"]["phases"] for event in run.read_identities()]
+    assert [[phase["end"] for phase in phases] for phases in ends] == [[22, 55, 80]]
+
+
 def test_evictions_save_first(place: Namespace) -> None:
     run = Training(place, "evicted")
     run.install(150, "--set training.saveInterval=149", step=0.2)

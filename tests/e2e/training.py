@@ -131,6 +131,13 @@ class Training:
         value = json.loads((self.checkpoints / f"iter_{target:07d}" / "__0_0.distcp").read_bytes())
         assert (value["iteration"], value["sum"]) == (target, target * (target + 1) // 2)
 
+    def read_identities(self) -> list[dict[str, Any]]:
+        """Return the recorded changes of the run's data."""
+        events: list[dict[str, Any]] = json.loads((self.checkpoints / ".tokenmill/train/identity.json").read_text())[
+            "events"
+        ]
+        return events
+
     def messages(self) -> list[str]:
         """Return the termination messages of the pods."""
         messages = []

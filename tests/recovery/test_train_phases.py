@@ -6,9 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import yaml
 
-from support.train import Job, events, last_line, wait_for
+import tokenmill.data
+from support.commandline import CommandResult
+from support.commandline import tokenmill as run_tokenmill
+from support.corpus import TOKENIZER, text
+from support.runs import Forge
+from support.train import ITERATIONS, Job, events, last_line, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +93,8 @@ def test_two_nodes_of_which_one_is_killed_train_all_phases(phased: Callable[...,
     killed: list[int] = []
 
     def disturb(job: Job) -> None:
-        for rank, text in ((1, "iteration       14/"), (0, "iteration       30/")):
-            if rank not in killed and text in job.logs():
+        for rank, line in ((1, "iteration       14/"), (0, "iteration       30/")):
+            if rank not in killed and line in job.logs():
                 killed.append(rank)
                 node = job.nodes[rank]
                 assert node is not None
@@ -160,3 +167,155 @@ def test_a_file_of_phases_of_other_lengths(
     assert code == 0, log
     run.assert_exact()
     assert len(list((run.checkpoints / ".tokenmill/phases").glob("plan-*.json"))) == 1
+
+
+# -- a change in the middle
+
+
+@pytest.fixture(scope="module")
+def new(tmp_path_factory: pytest.TempPathFactory, forge: Forge) -> Path:
+    """Return a dataset of other text."""
+    root = tmp_path_factory.mktemp("new")
+    (root / "text").mkdir()
+    (root / "text" / "0.jsonl").write_bytes(text(500, 300))
+    forge.complete(["preprocess", root / "text", root / "made", "--tokenizer", TOKENIZER, "--processes", 1])
+    return root / "made"
+
+
+def change(run: Job, *options: object) -> CommandResult:
+    """Write the changed settings of a run, and take them as its settings."""
+    out = run.directory / "changed.json"
+    ended = run_tokenmill("blend", "change", run.checkpoints, out, *options)
+    if ended.code == 0:
+        run.settings = json.loads(out.read_text())
+    return ended
+
+
+def open_samples(run: Job) -> tokenmill.data.Samples:
+    """Return the samples of a run, by its plan."""
+    event = events(run)[-1]["identity"]
+    views = run.checkpoints / ".tokenmill/phases"
+    return tokenmill.data.open(phases=views / event["plan"], seq_length=32, views=views, seed=1234)
+
+
+def test_a_run_continues_with_a_new_corpus(job: Callable[..., Job], tokenized: Path, new: Path) -> None:
+    run = job(step=0.1)
+    whole = tokenmill.data.open(tokenized, seq_length=32, samples=4 * ITERATIONS, split="90,5,5")
+    node = run.start()
+    wait_for(run, "iteration       17/")
+    node.terminate()
+    assert node.wait(30) == 143
+    saved = run.result()[0]
+    ended = change(run, "--add", f"{new}=0.5")
+    assert ended.code == 0, ended.err
+    assert f"after iteration {saved}, the run reads, until iteration 40:" in ended.out and "33.33%" in ended.out
+    code, log = run.once()
+    assert code == 0, log
+    run.assert_exact()
+    samples = open_samples(run)
+    tokens = samples.batch(range(4 * ITERATIONS)).tokens
+    assert np.array_equal(tokens[: 4 * saved], whole.batch(range(4 * saved)).tokens)
+    origins = [samples.origin(number)[0].path for number in range(4 * saved, 4 * ITERATIONS)]
+    assert 0.2 < sum(path.startswith(str(new)) for path in origins) / len(origins) < 0.45
+    # a second change removes it again, for a longer run
+    assert change(run, "--remove", new).code == 2, "the run is at its end"
+    ended = change(run, "--remove", new, "--iterations", 50)
+    assert ended.code == 0, ended.err
+    code, log = run.once()
+    assert code == 0, log
+    run.assert_exact()
+    assert np.array_equal(open_samples(run).batch(range(4 * ITERATIONS)).tokens, tokens)
+    origins = [open_samples(run).origin(number)[0].path for number in range(4 * ITERATIONS, 200)]
+    assert not any(path.startswith(str(new)) for path in origins)
+    for iteration in (saved, 30, 45):
+        step = run_tokenmill("inspect", run.checkpoints, "--iteration", iteration, "--json")
+        assert step.code == 0, step.err
+        expected = [origin for n in range(4 * iteration - 4, 4 * iteration) for origin in open_samples(run).origin(n)]
+        found = [(part["pair"], part["document"], part["token"], part["tokens"]) for part in step.result["parts"]]
+        assert found == [(it.path, it.document, it.offset, it.length) for it in expected]
+
+
+def test_a_change_at_a_later_iteration_is_made_while_the_run_trains(
+    job: Callable[..., Job], tokenized: Path, new: Path
+) -> None:
+    run = job(step=0.2, checkpoint__keep=20)
+    node = run.start()
+    wait_for(run, "iteration        3/")
+    before = dict(run.settings)
+    ended = change(run, "--at", 33, "--add", f"{new}=1", "--weight", f"{tokenized}=1")
+    assert ended.code == 0, ended.err
+    node.terminate()
+    assert node.wait(30) == 143
+    run.step = 0
+    code, log = run.once()
+    assert code == 0 and "a phase ended: iteration 33 of 40 is saved" in log, log
+    run.assert_exact()
+    whole = tokenmill.data.open(tokenized, seq_length=32, samples=4 * ITERATIONS, split="90,5,5")
+    tokens = open_samples(run).batch(range(4 * 33)).tokens
+    assert np.array_equal(tokens, whole.batch(range(4 * 33)).tokens)
+    # the old settings would train other data from iteration 33 on
+    run.settings = before
+    run.settings["training"] |= {"iterations": 60}
+    code, log = run.once()
+    assert code == 2 and "end of phase 1: 33 -> the end of the run" in log, log
+
+
+def test_a_change_before_what_was_trained_is_refused(job: Callable[..., Job], new: Path, tokenized: Path) -> None:
+    run = job()
+    assert change(run, "--add", f"{new}=1").code == 2, "there is no run"
+    assert run.once()[0] == 0
+    for options, message in (
+        (("--at", 20, "--add", f"{new}=1"), "was trained on other data than this run would continue with"),
+        (("--at", 40, "--add", f"{new}=1"), "it must be between them"),
+        (("--at", "soon", "--add", f"{new}=1"), "it must be an iteration or latest"),
+        (("--add", f"{tokenized}=1", "--iterations", 60), f"use --weight {tokenized}=WEIGHT"),
+        (("--remove", new, "--iterations", 60), "the run reads no such dataset"),
+        (("--remove", tokenized, "--iterations", 60), "removes all datasets of a phase"),
+        (("--add", new, "--iterations", 60), "write PATH=WEIGHT"),
+        (("--add", f"{new}=1", "--iterations", 60, "--values"), "set --root to the mount point"),
+    ):
+        ended = change(run, *options)
+        assert ended.code == 2 and message in ended.err, ended.err
+
+
+def test_the_values_of_a_change_are_those_of_the_chart(job: Callable[..., Job], new: Path, tokenized: Path) -> None:
+    run = job()
+    assert run.once()[0] == 0
+    out = run.directory / "values.yaml"
+    options = ["--add", f"{new}=1", "--iterations", 60, "--values", "--root", "/"]
+    ended = run_tokenmill("blend", "change", run.checkpoints, out, *options)
+    assert ended.code == 0 and "helm upgrade" in ended.out, ended.err
+    values = yaml.safe_load(out.read_text())
+    assert values["training"]["iterations"] == 60 and values["dataset"]["blend"] is None
+    assert [entry["path"] for entry in values["training"]["phases"][1]["blend"]] == [str(tokenized)[1:], str(new)[1:]]
+
+
+def test_a_dataset_that_grew_continues_with_all_pairs(job: Callable[..., Job], tmp_path: Path) -> None:
+    corpus, made = tmp_path / "text", tmp_path / "made"
+    corpus.mkdir()
+    for number in range(3):
+        (corpus / f"{number}.jsonl").write_bytes(text(600 + number, 200))
+    command = ("preprocess", corpus, made, "--tokenizer", TOKENIZER, "--processes", 1)
+    assert run_tokenmill(*command).code == 0
+    run = job(training__iterations=20)
+    run.settings["dataset"]["path"] = str(made)
+    assert run.once()[0] == 0
+    tokens = tokenmill.data.open(made, seq_length=32, samples=80, split="90,5,5").batch(range(80)).tokens
+    (corpus / "1b.jsonl").write_bytes(text(700, 200))
+    assert run_tokenmill(*command).code == 0
+    ended = change(run, "--iterations", 2000)
+    assert ended.code == 0, ended.err
+    run.settings["training"] |= {"maxEpochs": 5}
+    run.step = 0
+    run.settings["checkpoint"]["saveInterval"] = 500
+    run.settings["training"]["iterations"] = 2000
+    prepared = run_tokenmill("train", run.directory / "changed.json", "--dry-run")
+    assert prepared.code == 0, prepared.err
+    samples = tokenmill.data.open(
+        phases=next((run.checkpoints / ".tokenmill/phases").glob("plan-*.json")),
+        seq_length=32,
+        views=run.checkpoints / ".tokenmill/phases",
+    )
+    assert np.array_equal(samples.batch(range(80)).tokens, tokens)
+    files = {origin.file for number in range(80, 400) for origin in samples.origin(number)}
+    assert "1b.jsonl" in files and len(files) == 4

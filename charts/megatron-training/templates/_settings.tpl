@@ -42,7 +42,7 @@ Return the settings file that training pods mount and jobs/tokenmill/train/setti
 {{- $values := .Values -}}
 {{- $directories := include "megatron-training.directories" . | fromJson -}}
 {{- $outputMount := include "megatron-training.outputMount" . -}}
-{{- $training := include "megatron-training.setValues" (omit $values.training "saveInterval" "useSharp") | fromJson -}}
+{{- $training := include "megatron-training.setValues" (omit $values.training "saveInterval" "useSharp" "phases") | fromJson -}}
 {{- $_ := set $training "useSharp" (has (toString $values.training.useSharp) (list "1" "true")) -}}
 {{- $checkpoint := include "megatron-training.setValues" (merge (dict "saveInterval" $values.training.saveInterval) (omit $values.checkpoint "loadPath" "import" "export")) | fromJson -}}
 {{- $_ := set $checkpoint "path" (printf "%s/%s" $outputMount $directories.checkpoints) -}}
@@ -51,8 +51,10 @@ Return the settings file that training pods mount and jobs/tokenmill/train/setti
 {{- with $values.dataset.key }}{{ $_ := set $dataset "key" . }}{{ end -}}
 {{- with $values.dataset.cachePath }}{{ $_ := set $dataset "cachePath" (printf "%s/%s" $outputMount .) }}{{ end -}}
 {{- if $values.dataset.allowChange }}{{ $_ := set $dataset "allowChange" true }}{{ end -}}
-{{- if $values.dataset.blend -}}
-{{- $_ := set $dataset "blend" (include "megatron-training.blend" . | fromJson) -}}
+{{- if $values.training.phases -}}
+{{- $_ := set $training "phases" (include "megatron-training.phases" . | fromJson).phases -}}
+{{- else if $values.dataset.blend -}}
+{{- $_ := set $dataset "blend" (include "megatron-training.blend" . | fromJson).blend -}}
 {{- else -}}
 {{- $_ := set $dataset "path" (printf "%s/%s" $values.storage.mountPath $directories.dataset) -}}
 {{- end -}}
@@ -77,12 +79,16 @@ Return the settings file that training pods mount and jobs/tokenmill/train/setti
 {{- end }}
 
 {{/*
-Return the datasets of a blend, with paths in the pods. Input: $. Output: JSON.
-  {{ include "megatron-training.blend" . | fromJson }}
+Return the datasets of a blend, with paths in the pods. Input: $. Output: JSON of `blend`: the datasets, or the path of a
+file that names them.
+  {{ (include "megatron-training.blend" . | fromJson).blend }}
 */}}
 {{- define "megatron-training.blend" -}}
 {{- $mount := .Values.storage.mountPath -}}
 {{- $blend := dict -}}
+{{- if kindIs "string" .Values.dataset.blend -}}
+{{- $blend = printf "%s/%s" $mount .Values.dataset.blend -}}
+{{- else -}}
 {{- range $key, $value := .Values.dataset.blend -}}
 {{- if kindIs "slice" $value -}}
 {{- $parts := list -}}
@@ -92,7 +98,27 @@ Return the datasets of a blend, with paths in the pods. Input: $. Output: JSON.
 {{- $_ := set $blend $key $value -}}
 {{- end -}}
 {{- end -}}
-{{ toJson $blend }}
+{{- end -}}
+{{ dict "blend" $blend | toJson }}
+{{- end }}
+
+{{/*
+Return the phases of a run, with paths in the pods. Input: $. Output: JSON of `phases`: a list, or the path of a file.
+  {{ (include "megatron-training.phases" . | fromJson).phases }}
+*/}}
+{{- define "megatron-training.phases" -}}
+{{- $mount := .Values.storage.mountPath -}}
+{{- $phases := list -}}
+{{- if kindIs "string" .Values.training.phases -}}
+{{- $phases = printf "%s/%s" $mount .Values.training.phases -}}
+{{- else -}}
+{{- range .Values.training.phases -}}
+{{- $parts := list -}}
+{{- range .blend }}{{ $parts = append $parts (merge (dict "path" (printf "%s/%s" $mount .path)) (include "megatron-training.setValues" . | fromJson)) }}{{ end -}}
+{{- $phases = append $phases (merge (dict "blend" $parts) (include "megatron-training.setValues" (omit . "blend") | fromJson)) -}}
+{{- end -}}
+{{- end -}}
+{{ dict "phases" $phases | toJson }}
 {{- end }}
 
 {{/*

@@ -81,12 +81,28 @@ Refuse values that contradict each other. Input: $. Output: nothing, or fails.
 {{- range $key, $path := dict "storage.datasetPath" $directories.dataset "storage.checkpointPath" $directories.checkpoints "storage.logsPath" $directories.logs "checkpoint.loadPath" .Values.checkpoint.loadPath "checkpoint.import.path" .Values.checkpoint.import.path "checkpoint.export.path" .Values.checkpoint.export.path "dataset.cachePath" .Values.dataset.cachePath "storage.subPath" $storage.subPath "storage.checkpointSubPath" $storage.checkpointSubPath }}
 {{- include "tokenmill.validatePath" (dict "key" $key "path" $path "mount" (ternary $storage.mountPath $outputMount (eq $key "storage.datasetPath"))) -}}
 {{- end }}
+{{- if kindIs "string" .Values.dataset.blend }}
+{{- include "tokenmill.validatePath" (dict "key" "dataset.blend" "path" .Values.dataset.blend "mount" $storage.mountPath) -}}
+{{- else }}
 {{- range $key, $parts := .Values.dataset.blend }}
 {{- if kindIs "slice" $parts }}
 {{- range $parts }}{{ include "tokenmill.validatePath" (dict "key" (printf "dataset.blend.%s" $key) "path" .path "mount" $storage.mountPath) }}{{ end }}
 {{- end }}
 {{- end }}
-{{- if not (or $directories.dataset .Values.dataset.blend) }}
+{{- end }}
+{{- if $training.phases }}
+{{- if or .Values.dataset.blend .Values.dataset.buildIndex.enabled .Values.sft.enabled }}
+{{- fail "\ntraining.phases names the datasets of each phase, and contradicts dataset.blend, dataset.buildIndex.enabled and sft.enabled.\nRemove them." }}
+{{- end }}
+{{- if kindIs "string" $training.phases }}
+{{- include "tokenmill.validatePath" (dict "key" "training.phases" "path" $training.phases "mount" $storage.mountPath) -}}
+{{- else }}
+{{- range $number, $phase := $training.phases }}
+{{- range $phase.blend }}{{ include "tokenmill.validatePath" (dict "key" (printf "training.phases[%d].blend" $number) "path" .path "mount" $storage.mountPath) }}{{ end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if not (or $directories.dataset .Values.dataset.blend $training.phases) }}
 {{- fail "\nstorage.datasetPath and dataset.blend are both empty: a run needs a dataset.\nAdd --set storage.datasetPath=DIRECTORY, the directory of an output of dataset-preprocess on the volume." }}
 {{- end }}
 {{- include "tokenmill.validateMount" (dict "key" "storage.mountPath" "mount" $storage.mountPath) -}}

@@ -199,10 +199,86 @@ def plan(
         sys.stdout.write(f"{report.to_text(result)}\n")
 
 
-class BlendCommand(CommandWithSubcommands):
-    """`tokenmill blend OUT PART...` and `tokenmill blend plan FILE`."""
+def change(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of the run's checkpoints.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="File to write: the settings with which the run continues.")
+    ],
+    at: Annotated[
+        str,
+        typer.Option(
+            "--at",
+            rich_help_panel=Panel.INPUT,
+            metavar="ITERATION",
+            help="Last iteration with the old data; latest is that of the last checkpoint.",
+        ),
+    ] = "latest",
+    add: Annotated[
+        list[str],
+        typer.Option("--add", rich_help_panel=Panel.INPUT, metavar=PART, help="Dataset to add; repeatable."),
+    ] = [],  # noqa: B006 - typer copies it
+    remove: Annotated[
+        list[str],
+        typer.Option("--remove", rich_help_panel=Panel.INPUT, metavar="PART", help="Dataset to leave; repeatable."),
+    ] = [],  # noqa: B006
+    weight: Annotated[
+        list[str],
+        typer.Option(
+            "--weight", rich_help_panel=Panel.INPUT, metavar=PART, help="New weight of a dataset; repeatable."
+        ),
+    ] = [],  # noqa: B006
+    iterations: Annotated[
+        int | None,
+        typer.Option("--iterations", rich_help_panel=Panel.OUTPUT, min=1, help="New length of the run."),
+    ] = None,
+    values: Annotated[
+        bool,
+        typer.Option("--values", rich_help_panel=Panel.OUTPUT, help="Write values for the training chart instead."),
+    ] = False,
+    root: Annotated[
+        Path,
+        typer.Option(
+            "--root", rich_help_panel=Panel.INPUT, help="Mount point of the volume, for the paths in the values."
+        ),
+    ] = Path("/data"),
+) -> None:
+    """Change the data of a run from an iteration on.
 
-    subcommands = (plan,)
+    Weights are relative to those of the run, which add up to 1. No token is lost or repeated.
+
+    Examples:
+        tokenmill blend change checkpoints settings.json --add new=0.2
+        tokenmill blend change run v.yaml --at 40000 --remove bad --values
+    """
+    from tokenmill.core.files.explain import explain_os_errors
+    from tokenmill.train.change import BlendChange, change_run
+
+    wanted = BlendChange(_parse_weights(add, "--add"), remove, _parse_weights(weight, "--weight"), iterations)
+    with explain_os_errors(out):
+        for line in change_run(run, out, at, wanted, root.absolute() if values else None):
+            sys.stdout.write(f"{printable(line)}\n")
+
+
+def _parse_weights(arguments: list[str], option: str) -> dict[str, float]:
+    from tokenmill.errors import RequestError
+
+    weights = {}
+    for argument in arguments:
+        path, _, number = argument.rpartition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            value = -1.0
+        if not path or not 0 <= value < 1e18:
+            raise RequestError(f"invalid {option} {argument}: it needs a weight of 0 or more; write PATH=WEIGHT")
+        weights[path] = value
+    return weights
+
+
+class BlendCommand(CommandWithSubcommands):
+    """`tokenmill blend OUT PART...`, `tokenmill blend plan FILE` and `tokenmill blend change RUN OUT`."""
+
+    subcommands = (plan, change)
 
 
 COMMAND_CLASS = BlendCommand

@@ -205,10 +205,14 @@ def _open(data: RunData, phases: Path | None) -> Samples:
     if identity.synthetic:
         raise RequestError(f"{data.path} shows no documents: its samples are random numbers; choose another run")
     if identity.kind == "phases":
-        if phases is None:
+        if phases is None and not data.plan:
             raise RequestError(f"{data.path} is that of a run with phases; add --phases FILE")
         samples = open_samples(
-            phases=phases, seq_length=identity.seq_length, seed=identity.seed, global_batch=data.global_batch
+            phases=phases or data.plan,
+            seq_length=identity.seq_length,
+            seed=identity.seed,
+            global_batch=data.global_batch,
+            views=None if phases else Path(data.plan).parent,
         )
         _check_equal(data, samples)
         return samples

@@ -227,6 +227,8 @@ def train_values(settings: Mapping[str, Any], mount: Mount) -> Values:
     if (logs := (remaining.pop("logs", None) or {}).get("path")) is not None:
         _set(values, "storage.logsPath", mount.relative(logs, "logs.path"))
     values["training"] = dict(remaining.pop("training"))
+    if (phases := values["training"].get("phases")) is not None:
+        _set(values, "training.phases", _relative_phases(phases, mount))
     if "saveInterval" in checkpoint:
         _set(values, "training.saveInterval", checkpoint.pop("saveInterval"))
     if (load := checkpoint.pop("loadPath", None)) is not None:
@@ -237,7 +239,8 @@ def train_values(settings: Mapping[str, Any], mount: Mount) -> Values:
     if (cache := dataset.pop("cachePath", None)) is not None:
         _set(values, "dataset.cachePath", mount.relative(cache, "dataset.cachePath"))
     if (blend := dataset.pop("blend", None)) is not None:
-        _set(values, "dataset.blend", {key: _relative_parts(parts, mount) for key, parts in blend.items()})
+        file = mount.relative(blend, "dataset.blend") if isinstance(blend, str) else None
+        _set(values, "dataset.blend", file or {key: _relative_parts(parts, mount) for key, parts in blend.items()})
     _merge(values["dataset"], dataset)
     if (sft := remaining.pop("sft", None)) is not None:
         tokenizer = mount.relative(sft["tokenizerPath"], "sft.tokenizerPath")
@@ -246,6 +249,12 @@ def train_values(settings: Mapping[str, Any], mount: Mount) -> Values:
         _set(values, "job.runAgain", again)
     remaining.pop("release", None)
     return {**values, **remaining}
+
+
+def _relative_phases(phases: Any, mount: Mount) -> Any:
+    if isinstance(phases, str):
+        return mount.relative(phases, "training.phases")
+    return [{**phase, "blend": _relative_parts(phase["blend"], mount)} for phase in phases]
 
 
 def _relative_parts(parts: Any, mount: Mount) -> Any:

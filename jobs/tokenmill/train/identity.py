@@ -24,6 +24,7 @@ from tokenmill.core.files.codec import read_json, readable_json
 from tokenmill.core.files.tree import Tree
 from tokenmill.core.typed_json import convert_json
 from tokenmill.errors import RequestError
+from tokenmill.samples.identity import DataIdentity
 from tokenmill.train.data.index_child import parse_data_arguments
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ DATA_FLAGS = (
 """Flags of extraArgs that change the samples in ways that no other part of an identity shows."""
 
 
-class IdentityPart(msgspec.Struct, frozen=True):
+class IdentityPart(msgspec.Struct, frozen=True, omit_defaults=True):
     """A dataset of a list: its path, its content, its share of the samples."""
 
     path: str
@@ -51,6 +52,8 @@ class IdentityPart(msgspec.Struct, frozen=True):
     """Hash of the content."""
     tokens: int
     share: float
+    pairs: dict[str, str] = {}
+    """The hash of the content of each pair, by its name, for a dataset of several pairs."""
 
     @property
     def description(self) -> str:
@@ -82,7 +85,9 @@ class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
     """Arguments in extraArgs that name data."""
     phases: list[IdentityPhase] = []
     plan: str = ""
-    """The file with the plan of the phases, relative to the run's directory."""
+    """The name of the file with the plan of the phases."""
+    samples: DataIdentity | None = None
+    """The identity that `tokenmill.data.open` gives the samples of the phases."""
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -115,7 +120,7 @@ def build_identity(data: "TrainingData", arguments: Sequence[str], extra_args: S
         seed=args.seed,
         tokenizer=data.fingerprint,
         tokenizer_name=data.reference,
-        arguments=_select_data_arguments(extra_args),
+        arguments=select_data_arguments(extra_args),
     )
 
 
@@ -129,14 +134,17 @@ def add_phases(identity: Identity, phases: "RunPhases") -> Identity:
         else {name: [_build_part(source) for source in sources] for name, sources in plain.lists.items()},
         phases=[IdentityPhase(phase.end, phase.data.order, phase.plain is not None) for phase in phases.phases],
         plan=phases.file.name,
+        samples=phases.identity,
     )
 
 
 def _build_part(source: "WeightedDataset") -> IdentityPart:
-    return IdentityPart(source.path, source.content, source.tokens, source.share)
+    pairs = {} if source.single_pair else {Path(pair.prefix).name: pair.content for pair in source.pairs}
+    return IdentityPart(source.path, source.content, source.tokens, source.share, pairs)
 
 
-def _select_data_arguments(extra_args: Sequence[str]) -> list[str]:
+def select_data_arguments(extra_args: Sequence[str]) -> list[str]:
+    """Return the arguments of extraArgs that change the samples, with their values."""
     arguments: list[str] = []
     is_data_flag = False
     for argument in extra_args:
@@ -147,7 +155,17 @@ def _select_data_arguments(extra_args: Sequence[str]) -> list[str]:
     return arguments
 
 
-def check_identity(directory: Path, iteration: int, identity: Identity, *, allow_change: bool) -> list[str]:
+def find_identity(directory: Path, iteration: int) -> Identity | None:
+    """Return the data of the checkpoint of an iteration, or of the last one before it; None without a record."""
+    events = _select_checkpoint_events(
+        _drop_superseded(_read_events(directory / IDENTITY, Tree(directory.parents[1]))), iteration
+    )
+    return events[0].identity if events else None
+
+
+def check_identity(
+    directory: Path, iteration: int, identity: Identity, *, allow_change: bool, record: bool = True
+) -> list[str]:
     """Compare an attempt's data with that of the checkpoint to resume from; record a new identity; return log lines.
 
     `directory` contains the run's records. `iteration` is 0 for an attempt without a checkpoint, which may have any
@@ -183,7 +201,7 @@ def check_identity(directory: Path, iteration: int, identity: Identity, *, allow
             f"that:{lines}"
         )
     previous_events = [event for event in valid_events if event.iteration <= iteration]
-    if (
+    if record and (
         previous_events != valid_events
         or not previous_events
         or _list_differences(previous_events[-1].identity, identity)

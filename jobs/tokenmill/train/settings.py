@@ -159,7 +159,8 @@ class DatasetSettings(Section, frozen=True):
     """Data of a run: one output of preprocess, or a blend of several."""
 
     path: str | None = None
-    blend: Blend | None = None
+    blend: Blend | str | None = None
+    """Several datasets, or a file that names them, as people write it (`datasets.blend_file`)."""
     key: str | None = None
     split: str = "990,9,1"
     cache_path: str | None = None

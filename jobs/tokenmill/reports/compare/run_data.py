@@ -44,6 +44,8 @@ class RunData(msgspec.Struct, frozen=True, kw_only=True):
     """Megatron-LM's arguments that change the samples in other ways."""
     path: str
     """The file with the record."""
+    plan: str = ""
+    """The file with the plan of the phases, if `tokenmill train` has recorded one."""
     change: str = ""
     """Why the identity is not that of all steps; empty if it is."""
 
@@ -126,6 +128,15 @@ def _read_batch(identity: Path) -> int | None:
 
 
 def _convert_identity(identity: Identity, settings: dict[str, str], path: Path, batch: int | None) -> RunData:
+    if identity.samples is not None:
+        return RunData(
+            identity=identity.samples,
+            fingerprint=identity.samples.fingerprint,
+            global_batch=batch,
+            arguments=tuple(identity.arguments),
+            path=str(path),
+            plan=str(path.parents[1] / "phases" / identity.plan),
+        )
     name = "train" if "train" in identity.lists else next(iter(identity.lists), "")
     parts = identity.lists.get(name, [])
     iterations = find_integer(settings, ("train_iters", "training.iterations"))

@@ -245,7 +245,13 @@ def open_phases(
         )
         sources.append(build_pair_source(opened, [pair.weight for pair in phase.pairs], request))
         pairs += opened
-    identity = DataIdentity(
+    source = PhaseSource(sources, [phase.samples for phase in prepared.phases])
+    return OpenedPhases(source, identify_phases(prepared, seq_length, seed), prepared.eod, _PieceLocator(pairs))
+
+
+def identify_phases(prepared: PreparedPhases, seq_length: int, seed: int) -> DataIdentity:
+    """Return the identity of the samples of all phases."""
+    return DataIdentity(
         kind="phases",
         sources=tuple(
             SourceIdentity(pair.prefix, content_id([place, pair.content, pair.samples]), pair.weight)
@@ -260,8 +266,6 @@ def open_phases(
         part="train",
         surplus=SURPLUS,
     )
-    source = PhaseSource(sources, [phase.samples for phase in prepared.phases])
-    return OpenedPhases(source, identity, prepared.eod, _PieceLocator(pairs))
 
 
 def _open_pair(views: Path, pair: PhasePair) -> Pair:

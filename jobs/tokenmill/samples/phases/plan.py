@@ -23,7 +23,7 @@ from tokenmill.samples.draws import plan_blend
 from tokenmill.samples.epochs import count_epochs
 from tokenmill.samples.pair_blend import MAX_ORDER, load_order
 from tokenmill.samples.pair_order import release
-from tokenmill.samples.phases.plan_file import Cut, Phase
+from tokenmill.samples.phases.plan_file import Cut, Phase, PhaseShare
 from tokenmill.samples.phases.ranges import Ranges, find_left, join
 from tokenmill.samples.phases.views import write_view
 
@@ -251,7 +251,7 @@ class PhasePlanner:
     max_epochs: dict[str, float] = field(default_factory=dict)
     """The most epochs of datasets in all phases, by path."""
     _states: dict[str, _PairState] = field(default_factory=dict)
-    _datasets: dict[str, _DatasetState] = field(default_factory=dict)
+    _datasets: dict[tuple[str, tuple[str, ...] | None], _DatasetState] = field(default_factory=dict)
 
     @classmethod
     def open(
@@ -284,7 +284,7 @@ class PhasePlanner:
         Raises:
             RequestError: its entries do not add up to its samples, or a dataset is read more often than allowed.
         """
-        datasets = [self._find_state(share.path) for share in phase.shares]
+        datasets = [self._find_state(share) for share in phase.shares]
         prefixes = [state.identity for dataset in datasets for state in dataset.pairs]
         if len(set(prefixes)) < len(prefixes):
             raise RequestError(f"{phase.label} names a dataset twice; write one entry for each dataset")
@@ -321,7 +321,7 @@ class PhasePlanner:
         weights = [
             weight
             for share in phase.shares
-            for weight, _ in replace(self.datasets[share.path], share=share.weight or 0.0).weighted_pairs()
+            for weight, _ in replace(self._select(share), share=share.weight or 0.0).weighted_pairs()
         ]
         states = [state for dataset in datasets for state in dataset.pairs]
         if len(weights) != len(states):
@@ -365,10 +365,19 @@ class PhasePlanner:
                 "the phase, or lower the weight"
             )
 
-    def _find_state(self, path: str) -> _DatasetState:
+    def _select(self, share: PhaseShare) -> WeightedDataset:
+        """Return the dataset of an entry, with the pairs that it names.
+
+        Raises:
+            RequestError: it has no such pairs any more.
+        """
+        dataset = self.datasets[share.path]
+        return dataset if share.pairs is None else select_pairs(dataset, share.pairs)
+
+    def _find_state(self, share: PhaseShare) -> _DatasetState:
         """Return the state of a dataset, with those of its pairs that have tokens in the training part."""
         states = []
-        for pair in self.datasets[path].pairs:
+        for pair in self._select(share).pairs:
             identity = os.path.realpath(pair.prefix)  # two names of a pair are one pair
             if identity not in self._states:
                 reader = pair.reader
@@ -377,10 +386,27 @@ class PhasePlanner:
                 whole = None if bounds == (0, reader.sequences) else part
                 self._states[identity] = _PairState(pair, identity, whole, part.tokens, self.views, self.index_cache)
             states.append(self._states[identity])
-        dataset = self._datasets.setdefault(path, _DatasetState([state for state in states if state.tokens > 0]))
+        dataset = self._datasets.setdefault(
+            (share.path, share.pairs), _DatasetState([state for state in states if state.tokens > 0])
+        )
         if not dataset.pairs:
-            raise RequestError(f"{path} has no tokens for training with this split; give train a larger share")
+            raise RequestError(f"{share.path} has no tokens for training with this split; give train a larger share")
         return dataset
+
+
+def select_pairs(dataset: WeightedDataset, names: Sequence[str]) -> WeightedDataset:
+    """Return a dataset with the pairs of these names, in its order.
+
+    Raises:
+        RequestError: it has no such pairs any more.
+    """
+    wanted = set(names)
+    pairs = tuple(pair for pair in dataset.pairs if Path(pair.prefix).name in wanted)
+    if len(pairs) != len(wanted):
+        raise RequestError(
+            f"{dataset.path} has {len(pairs):,} of the {len(wanted):,} pairs that the run has read; restore the others"
+        )
+    return replace(dataset, pairs=pairs)
 
 
 def _cut(phase: Phase, drawing: Sequence[tuple[_PairState, Entry]], drawn: Sequence[int]) -> None:

@@ -31,7 +31,8 @@ class BlendEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """A dataset of a phase: a directory or a pair, and how much of the phase it has.
 
     `weight` is its part of the samples that the entries with `tokens` or `epochs` leave. `to` is the weight at the end
-    of a schedule. `max_epochs` limits the epochs of the whole plan.
+    of a schedule. `max_epochs` limits the epochs of the whole plan. `pairs` are the names of the pairs that a directory
+    had when a run read it, if it has more now.
     """
 
     path: str
@@ -40,6 +41,7 @@ class BlendEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     epochs: Positive | None = None
     to: Annotated[float, msgspec.Meta(ge=0, lt=1e18)] | None = None
     max_epochs: Positive | None = None
+    pairs: list[str] | None = None
 
 
 class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,6 +87,7 @@ class PhaseShare:
     tokens: float | None
     epochs: float | None
     max_epochs: float | None
+    pairs: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -220,4 +223,5 @@ def _share(part: BlendEntry, label: str, step: int, steps: int) -> PhaseShare:
     if weight is not None and part.to is not None:
         weight += (part.to - weight) * step / (steps - 1)
     tokens, epochs = (None if amount is None else amount / steps for amount in (part.tokens, part.epochs))
-    return PhaseShare(part.path, weight, tokens, epochs, part.max_epochs)
+    pairs = None if part.pairs is None else tuple(part.pairs)
+    return PhaseShare(part.path, weight, tokens, epochs, part.max_epochs, pairs)

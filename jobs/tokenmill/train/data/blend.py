@@ -10,6 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
+from tokenmill.core.files.user_path import local_path
+from tokenmill.datasets.blend_file import is_blend_file, read_blend_file
 from tokenmill.datasets.dataset import Dataset, check_same_tokenizer
 from tokenmill.datasets.sources import SourceOpener
 from tokenmill.datasets.split import SPLITS, DatasetLabels, parse_split, split_ranges
@@ -28,6 +32,7 @@ def collect_datasets(
         RequestError: a dataset is missing, unfinished or damaged, or the datasets do not fit together.
     """
     labels = labels or DatasetLabels()
+    dataset = read_blend(dataset, root)
     datasets: list[tuple[str, Dataset]] = []
     opener = SourceOpener()
 
@@ -65,6 +70,23 @@ def collect_datasets(
     )
 
 
+def read_blend(dataset: s.DatasetSettings, root: Path | None) -> s.DatasetSettings:
+    """Return settings with the datasets of the blend file that they name, if they name one."""
+    if not isinstance(dataset.blend, str):
+        return dataset
+    file = (root or Path()) / local_path(dataset.blend, "dataset.blend")
+    if not is_blend_file(file):
+        raise RequestError(
+            f"dataset.blend {dataset.blend}: there is no such file, or its name does not end with .json, .yaml, .yml "
+            "or .txt; specify a blend file, or the datasets themselves"
+        )
+    lists = {
+        name: [s.BlendPart(path=source.path, weight=source.weight) for source in sources]
+        for name, sources in read_blend_file(file).items()
+    }
+    return msgspec.structs.replace(dataset, blend=s.Blend(**lists))  # type: ignore[arg-type]
+
+
 def clean_split(split: str) -> str:
     """Return a split without blanks, as Megatron-LM's --split."""
     return ",".join(item.strip() for item in split.split(","))
@@ -79,6 +101,7 @@ def collect_lists(
         RequestError: the lists or the weights are invalid, or a file is in two lists.
     """
     blend = dataset.blend
+    assert not isinstance(blend, str)  # noqa: S101 - `collect_datasets` has read the file
     if (dataset.path is None) == (blend is None):
         raise RequestError(
             f"set either dataset.path (an output of tokenmill {labels.stage}) or dataset.blend, not both"

@@ -30,7 +30,7 @@ from tokenmill.stages.transform.builtin import megatron_sft
 from tokenmill.stages.transform.types import RejectedRow
 from tokenmill.tokenize.tokenizer_files import hash_directory
 from tokenmill.train import settings as s
-from tokenmill.train.data.blend import clean_split, collect_lists
+from tokenmill.train.data.blend import clean_split, collect_lists, read_blend
 from tokenmill.train.data.prompts import PromptFormat, check_vocabulary, find_format, measure_conversations
 
 if TYPE_CHECKING:
@@ -95,7 +95,8 @@ def collect_conversations(settings: s.Settings, root: Path | None) -> TrainingDa
     tokenizer = _load_tokenizer(directory)
     check_vocabulary(prompts, tokenizer, directory)
     labels = ConversationLabels()
-    lists, notes = collect_lists(settings.dataset, labels, lambda label, path: _open(label, path, root, length))
+    dataset = read_blend(settings.dataset, root)
+    lists, notes = collect_lists(dataset, labels, lambda label, path: _open(label, path, root, length))
     split = None
     if "all" in lists:
         split = clean_split(settings.dataset.split)

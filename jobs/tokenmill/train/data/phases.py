@@ -19,9 +19,10 @@ from tokenmill.core.files.publish import write_atomic
 from tokenmill.datasets.split import split_ranges
 from tokenmill.datasets.training_data import TrainingData
 from tokenmill.errors import RequestError
-from tokenmill.samples.phases.opening import PhaseData, PreparedPhases, prepare_plan
-from tokenmill.samples.phases.plan import exact_weights
-from tokenmill.samples.phases.plan_file import PlanFile, list_phases, read_plan_file
+from tokenmill.samples.identity import DataIdentity
+from tokenmill.samples.phases.opening import PhaseData, PreparedPhases, identify_phases, prepare_plan
+from tokenmill.samples.phases.plan import exact_weights, select_pairs
+from tokenmill.samples.phases.plan_file import Phase, PlanFile, list_phases, read_plan_file
 from tokenmill.samples.phases.ranges import Ranges
 from tokenmill.samples.phases.views import write_view
 from tokenmill.train import settings as s
@@ -51,8 +52,12 @@ class RunPhases:
     """The phases of a run; `file` has their plan, and `views` is its directory."""
 
     phases: tuple[RunPhase, ...]
+    planned: tuple[Phase, ...]
+    """The phases as the plan names them."""
     file: Path
     split: str | None
+    identity: DataIdentity
+    """The identity that `tokenmill.data.open` gives the samples."""
 
     @property
     def views(self) -> Path:
@@ -125,7 +130,8 @@ def plan_phases(settings: s.Settings, plan: PlanFile, views: Path) -> tuple[s.Se
         write_atomic(file, readable_json(msgspec.to_builtins(plan)))
     weights = [(total.path, float(max(total.tokens, 1))) for total in prepared.datasets]
     named = msgspec.structs.replace(settings, dataset=_name_datasets(dataset, weights, plan.split))
-    return named, RunPhases(_number(named, plan, prepared, batch), file, plan.split)
+    identity = identify_phases(prepared, settings.model.seq_length, training.seed)
+    return named, RunPhases(_number(named, plan, prepared, batch), tuple(phases), file, plan.split, identity)
 
 
 def _name_datasets(
@@ -147,7 +153,11 @@ def _number(settings: s.Settings, plan: PlanFile, prepared: PreparedPhases, batc
     if first.cut is not None and first.cut.surplus is not None:
         weights = [(entry.path, entry.weight or 0.0) for entry in first.blend]
         plain = collect_datasets(_name_datasets(settings.dataset, weights, plan.split), None)
-        phases[0] = replace(phases[0], plain=plain)
+        sources = [
+            source if entry.pairs is None else select_pairs(source, entry.pairs)
+            for source, entry in zip(plain.train, first.blend, strict=True)
+        ]
+        phases[0] = replace(phases[0], plain=replace(plain, lists=dict.fromkeys(plain.lists, sources)))
     return tuple(phases)
 
 

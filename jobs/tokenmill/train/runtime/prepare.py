@@ -99,10 +99,10 @@ def prepare(path: Path, *, scratch: Path, dry_run: bool = False) -> TrainingRun:
     Raises:
         RequestError: the settings, the data or the environment are wrong, and a retry cannot help.
     """
-    settings = read_settings(path)
-    node = read_node(settings.training.nodes) if not dry_run else Node(0, settings.training.nodes, "NODE-0", 29500)
+    given = read_settings(path)
+    node = read_node(given.training.nodes) if not dry_run else Node(0, given.training.nodes, "NODE-0", 29500)
     settings, phases, data = prepare_data(
-        settings, (scratch if dry_run else Path(settings.checkpoint.path)) / phase_data.DIRECTORY
+        given, (scratch if dry_run else Path(given.checkpoint.path)) / phase_data.DIRECTORY
     )
     preflight = check_run(settings, data, machine=not dry_run)
     messages = [*preflight.messages, *summarize(data, settings), *_summarize_phases(phases)]
@@ -119,7 +119,7 @@ def prepare(path: Path, *, scratch: Path, dry_run: bool = False) -> TrainingRun:
         for number in range(len(programs))
     ]
     return TrainingRun(
-        settings,
+        given,
         node,
         [[*launcher, *program] for launcher, program in zip(launchers, programs, strict=True)],
         phases,
