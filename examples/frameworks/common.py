@@ -43,7 +43,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--micro-batch", type=int, default=2, help="samples of one process at a time")
     parser.add_argument("--global-batch", type=int, default=8, help="samples of all processes in one step")
     parser.add_argument("--seed", type=int, default=1234, help="of the order of the samples and the initial weights")
-    parser.add_argument("--phases", type=Path, help="file of phases, with its views next to it, instead of the data")
+    parser.add_argument("--phases", help="file of phases, with its views next to it, instead of the data")
     parser.add_argument("--split", help="shares of train, validation and test, such as 990,9,1")
     parser.add_argument("--model", type=json.loads, default={}, help="JSON with fields of LlamaConfig")
     parser.add_argument("--lr", type=float, default=1e-3, help="learning rate, which is constant")
@@ -86,7 +86,7 @@ def open_samples(options: argparse.Namespace) -> tokenmill.data.Samples:
             seq_length=options.seq_length,
             seed=options.seed,
             global_batch=options.global_batch,
-            views=options.phases.parent,
+            views=Path(options.phases).parent,
         )
     count = options.samples or options.steps * options.global_batch
     return tokenmill.data.open(

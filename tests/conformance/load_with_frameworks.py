@@ -40,7 +40,10 @@ class Case:
     def __init__(self, request, seed):
         self.random = random.Random(seed)
         self.global_batch = self.random.choice((16, 32))
-        self.samples = tokenmill.data.open(request["pair"], seq_length=SEQ_LENGTH, samples=50, seed=seed)
+        if seed % 2:
+            self.samples = tokenmill.data.open(request["pair"], seq_length=SEQ_LENGTH, samples=50, seed=seed)
+        else:
+            self.samples = tokenmill.data.open(phases=request["phases"], seq_length=SEQ_LENGTH, seed=seed)
         self.steps = len(self.samples) // self.global_batch
         self.numbers = {self.samples[number].tokens.tobytes(): number for number in range(len(self.samples))}
         assert len(self.numbers) == len(self.samples)

@@ -65,24 +65,36 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Train with each program; return the directories of the runs."""
+def phases(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a file with two phases, which end at the steps 5 and 12."""
+    file = tmp_path_factory.mktemp("phases") / "phases.json"
+    blend = [{"path": str(data), "weight": 1}]
+    lengths = [{"iterations": 5, "blend": blend}, {"iterations": STEPS - 5, "blend": blend}]
+    file.write_text(json.dumps({"phases": lengths, "global_batch": GLOBAL_BATCH}))
+    return file
+
+
+@pytest.fixture(scope="module")
+def runs(data: Path, phases: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Train the phases with each program; return the directories of the runs."""
     directory = tmp_path_factory.mktemp("runs")
     drawn = random.Random()
     for name in PROGRAMS:
         if name in KILLED:
-            kill(start(name, data, directory, processes=2), directory / name, drawn.uniform(1, STEPS - 1))
+            kill(start(name, data, phases, directory, processes=2), directory / name, drawn.uniform(1, STEPS - 1))
         else:
-            finish(start(name, data, directory, processes=2), directory / name)
-    resumed = {name: start(name, data, directory, processes=1) for name in KILLED}
+            finish(start(name, data, phases, directory, processes=2), directory / name)
+    resumed = {name: start(name, data, phases, directory, processes=1) for name in KILLED}
     for name, process in resumed.items():
         finish(process, directory / name)
     return {name: directory / name for name in PROGRAMS}
 
 
-def start(name: str, data: Path, directory: Path, processes: int, seed: int = SEED) -> "subprocess.Popen[bytes]":
+def start(
+    name: str, data: Path, phases: Path, directory: Path, processes: int, seed: int = SEED
+) -> "subprocess.Popen[bytes]":
     options = {"seq-length": SEQ_LENGTH, "steps": STEPS, "micro-batch": MICRO_BATCH, "global-batch": GLOBAL_BATCH}
-    options |= {"seed": seed, "save-interval": SAVE_INTERVAL, "out": directory / name}
+    options |= {"seed": seed, "save-interval": SAVE_INTERVAL, "out": directory / name, "phases": phases}
     flags = [item for option, value in options.items() for item in (f"--{option}", str(value))]
     program = [str(ROOT / f"examples/frameworks/{name}.py"), str(data), *flags, "--resume"]
     with (directory / f"{name}.log").open("ab") as log:
@@ -119,8 +131,8 @@ def read_steps(run: Path) -> Steps:
     return Steps([last[step] for step in sorted(last)], len(lines))
 
 
-def test_equal_samples_at_every_step(data: Path, runs: dict[str, Path]) -> None:
-    samples = tokenmill.data.open(data, seq_length=SEQ_LENGTH, samples=STEPS * GLOBAL_BATCH, seed=SEED)
+def test_equal_samples_at_every_step(phases: Path, runs: dict[str, Path]) -> None:
+    samples = tokenmill.data.open(phases=phases, seq_length=SEQ_LENGTH, seed=SEED, views=phases.parent)
     digests = []
     for step in range(STEPS):
         numbers = range(step * GLOBAL_BATCH, (step + 1) * GLOBAL_BATCH)
@@ -154,10 +166,12 @@ def test_killed_runs_continue_after_their_checkpoint(runs: dict[str, Path]) -> N
         assert sorted(path.name for path in run.glob("checkpoint-*")) == ["checkpoint-12", "checkpoint-9"]
 
 
-def test_a_resume_with_another_order_is_refused_and_changes_no_record(data: Path, runs: dict[str, Path]) -> None:
+def test_a_resume_with_another_order_is_refused_and_changes_no_record(
+    data: Path, phases: Path, runs: dict[str, Path]
+) -> None:
     records = [runs["fsdp"] / name for name in ("tokenmill-data.json", "args.json", "metrics.jsonl")]
     before = [path.read_bytes() for path in records]
-    assert start("fsdp", data, runs["fsdp"].parent, processes=1, seed=SEED + 1).wait(600) != 0
+    assert start("fsdp", data, phases, runs["fsdp"].parent, processes=1, seed=SEED + 1).wait(600) != 0
     assert f"the seed was {SEED}, and is {SEED + 1} now" in runs["fsdp"].with_suffix(".log").read_text()
     assert [path.read_bytes() for path in records] == before
 

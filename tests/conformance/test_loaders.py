@@ -43,9 +43,16 @@ def request_data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return the pairs of the request: two whose short samples all differ, and one for the document."""
     directory = tmp_path_factory.mktemp("loaders")
     long = [np.random.default_rng(3).integers(1, 1000, 1500) for _ in range(20)]
+    pair = str(write_pair(directory / "a", random_sequences(0, 60, 14, 60_000)))
+    other = str(write_pair(directory / "b", random_sequences(1, 60, 14, 60_000)))
+    phases = directory / "phases.json"
+    first, second = {"path": pair, "weight": 1}, {"path": other, "weight": 0.5}
+    content = [{"samples": 21, "blend": [first]}, {"samples": 11, "blend": [first, second]}]
+    phases.write_text(json.dumps({"phases": [*content, {"samples": 18, "blend": [second, first]}]}))
     return {
-        "pair": str(write_pair(directory / "a", random_sequences(0, 60, 14, 60_000))),
-        "other": str(write_pair(directory / "b", random_sequences(1, 60, 14, 60_000))),
+        "pair": pair,
+        "other": other,
+        "phases": str(phases),
         "long": str(write_pair(directory / "long", long)),
         "cases": CASES,
     }
