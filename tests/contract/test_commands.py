@@ -30,6 +30,7 @@ COMMANDS = (
     "transform",
     "preprocess",
     "adopt",
+    "forget",
     "verify",
     "sft",
     "chat",

@@ -24,6 +24,7 @@ GROUPS = {
         "transform": "Change each record with a function; write shards.",
         "preprocess": "Tokenize text into .bin/.idx, as Megatron-LM does.",
         "adopt": "Record another tool's pairs as output of preprocess.",
+        "forget": "Leave documents out of a dataset.",
         "verify": "Check outputs, and compare them with their hashes.",
     },
     "Chat": {

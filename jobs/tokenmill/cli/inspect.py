@@ -366,8 +366,7 @@ def _show_output(path: Path) -> _Shown:
 
 
 def _show_views(prefixes: list[Path]) -> _Shown:
-    from tokenmill.datasets.formats.indexed.reader import read_view
-    from tokenmill.samples.phases.views import find_source
+    from tokenmill.datasets.formats.indexed.reader import find_source, read_view
 
     views = [
         InspectedView(str(prefix), str(find_source(prefix, record)), record.sequences, record.tokens)
@@ -410,10 +409,16 @@ def _show_pack(dataset: "Dataset") -> _Shown:
 
 def _show_document(path: Path, number: int, key: str | None, file: str | None, *, mask: bool) -> _Shown:
     from tokenmill.datasets.dataset import find_dataset, find_document
+    from tokenmill.datasets.formats.indexed.reader import list_origins
+    from tokenmill.samples.phases.views import list_views
     from tokenmill.tokenize.encoder_store import Encoders
     from tokenmill.tokenize.mask_view import SequenceDecoder, read_masked_document
     from tokenmill.tokenize.tokenizer import decode
 
+    if views := list_views(path):
+        raise RequestError(
+            f"{path} has views, which number documents differently; specify {next(list_origins(views[0])).parent}"
+        )
     if _is_only_pack(path):
         raise RequestError(
             f"{path} has packed rows and no documents; set --row {number} instead of --document, or specify the input "

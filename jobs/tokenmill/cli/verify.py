@@ -43,11 +43,12 @@ def verify(
         tokenmill verify out/preprocessed --quick
     """
     from tokenmill.datasets.dataset import verify_outputs
-    from tokenmill.samples.phases.views import find_problems, list_views
+    from tokenmill.samples.phases.views import find_problems, find_record_problems, list_views
     from tokenmill.stages.registry import KINDS
 
     if views := list_views(path):
-        checked, problems = [f"view {view}" for view in views], [text for view in views for text in find_problems(view)]
+        checked = [f"view {view}" for view in views]
+        problems = [*find_record_problems(path), *(text for view in views for text in find_problems(view))]
     else:
         checked, problems = verify_outputs(path, KINDS, full=not quick, stage=stage)
     if json:

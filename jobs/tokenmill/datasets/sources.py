@@ -10,15 +10,17 @@ from tokenmill.core.files.user_path import local_path
 from tokenmill.datasets.blend_file import WeightedSource
 from tokenmill.datasets.contract import CHAT, PREPROCESS
 from tokenmill.datasets.dataset import Dataset, check_same_tokenizer, find_dataset, find_pair_record, open_dataset
-from tokenmill.datasets.formats.indexed.reader import map_pair
+from tokenmill.datasets.forgotten import NAME, ForgetRecord, ForgottenPair, read_record
+from tokenmill.datasets.formats.indexed.reader import DamagedPair, map_pair, read_view
 from tokenmill.datasets.split import DatasetLabels
 from tokenmill.datasets.weighted import Pair, WeightedDataset
+from tokenmill.engine.lineage import narrow
+from tokenmill.engine.record import StageRecord
 from tokenmill.engine.stage_input import find_records
 from tokenmill.errors import RequestError
 
 if TYPE_CHECKING:
     from tokenmill.engine.contract import FileEntry
-    from tokenmill.engine.record import StageRecord
 
 
 class SourceOpener:
@@ -27,6 +29,7 @@ class SourceOpener:
     def __init__(self) -> None:
         """Start without an open output."""
         self._outputs: dict[Path, Dataset] = {}
+        self._forgotten: dict[Path, ForgetRecord | None] = {}
 
     def open(
         self, label: str, name: str, root: Path | None, key: str | None, labels: DatasetLabels
@@ -37,7 +40,10 @@ class SourceOpener:
             RequestError: the dataset is missing, unfinished or damaged, or has no tokens under the key.
         """
         path = ((root or Path()) / local_path(name, label)).absolute()
-        prefix = path.with_name(path.name.removesuffix(".bin").removesuffix(".idx"))
+        prefix = _remove_suffix(path)
+        if forgotten := self.find_forgotten(path):
+            dataset, opened = self._open_views(f"{label} {name}", path, forgotten, key, labels)
+            return dataset, replace(opened, label=label, path=name)
         named_pair = None if is_directory(path) else find_pair_record(prefix)
         try:
             dataset = self._open_output(named_pair[0]) if named_pair else find_dataset(path)
@@ -66,6 +72,51 @@ class SourceOpener:
             eod=dataset.basis.eod,
         )
 
+    def find_forgotten(self, path: Path) -> ForgetRecord | None:
+        """Return the record of a directory with views without forgotten documents, or of that of such a view."""
+        directory = path if is_directory(path) else path.parent
+        if directory not in self._forgotten:
+            self._forgotten[directory] = read_record(directory)
+        record = self._forgotten[directory]
+        return None if record is None or record.rewritten else record
+
+    def _open_views(
+        self, name: str, path: Path, forgotten: ForgetRecord, key: str | None, labels: DatasetLabels
+    ) -> tuple[Dataset, WeightedDataset]:
+        """Open the views of a dataset without forgotten documents, or one of them."""
+        output = path if is_directory(path) else path.parent
+        if not forgotten.complete:
+            raise RequestError(f"{name} is not finished; run the same tokenmill forget again")
+        try:
+            dataset = self._open_output(StageRecord(forgotten.find_dataset(output), PREPROCESS))
+        except RequestError as error:
+            raise RequestError(f"{name}: {error}") from error
+        if dataset.manifest.hash != forgotten.manifest:
+            raise RequestError(
+                f"{name} has views of {dataset.record.output}, which was made again since; run tokenmill forget again, "
+                "with another output"
+            )
+        if dataset.tokenizer_problems:
+            raise RequestError(f"{name}: {dataset.tokenizer_problems[0]}")
+        if output == path:
+            selected = {entry.prefix for entry in _select_pairs(dataset, name, key, labels)[0]}
+            kept = [pair for pair in forgotten.pairs if pair.prefix in selected]
+        else:
+            kept = [pair for pair in forgotten.pairs if pair.view == _remove_suffix(path).name]
+        views = [pair for pair in kept if pair.view]
+        if not views:
+            raise RequestError(f"{name} is not a view with tokens of {output / NAME}; choose another one")
+        return dataset, WeightedDataset(
+            label=name,
+            path=str(path),
+            manifest=forgotten.content,
+            pairs=tuple(_open_view(dataset, output, view) for view in views),
+            empty=len(kept) - len(views),
+            single_pair=output != path,
+            tokenizer=dataset.basis.tokenizer,
+            eod=dataset.basis.eod,
+        )
+
     def _open_output(self, record: "StageRecord") -> Dataset:
         if record.output not in self._outputs:
             self._outputs[record.output] = open_dataset(record)
@@ -86,6 +137,38 @@ def _select_pairs(dataset: Dataset, name: str, key: str | None, labels: DatasetL
     if not pairs:
         raise RequestError(f"{name} has no tokens under the key {chosen}: choose another {labels.key}")
     return pairs, sum(pair.key == chosen for pair in dataset.manifest.empty)
+
+
+def _open_view(dataset: Dataset, output: Path, forgotten: ForgottenPair) -> Pair:
+    """Open the view of a pair without its forgotten documents.
+
+    Raises:
+        RequestError: it is not the view of the record.
+    """
+    prefix = output / forgotten.view
+    view, entry = read_view(prefix), dataset.entries[str(dataset.record.output / forgotten.prefix)]
+    remedy = "run the same tokenmill forget again"
+    try:
+        reader = map_pair(prefix)
+    except DamagedPair as error:
+        raise RequestError(f"{error.path}: {error.description}; {remedy}") from error
+    if view is None or view.content != forgotten.content or reader.sequences != forgotten.sequences:
+        raise RequestError(f"{prefix} is not the view of {output / NAME}; {remedy}")
+    return replace(
+        dataset.describe_pair(entry),
+        prefix=str(prefix),
+        documents=forgotten.kept,
+        sequences=forgotten.sequences,
+        tokens=forgotten.tokens,
+        bytes=forgotten.tokens * reader.dtype.itemsize,
+        hashes=forgotten.content,
+        parts=narrow(entry.parts or (), entry.documents, forgotten.documents),
+    )
+
+
+def _remove_suffix(path: Path) -> Path:
+    """Return the prefix of a pair by the path of one of its files, or by the prefix."""
+    return path.with_name(path.name.removesuffix(".bin").removesuffix(".idx"))
 
 
 def is_directory(path: Path) -> bool:
@@ -113,11 +196,13 @@ def open_pairs(sources: Sequence[WeightedSource], key: str | None) -> list[Weigh
     datasets = []
     for source in sources:
         path = Path(source.path).absolute()
-        prefix = path.with_name(path.name.removesuffix(".bin").removesuffix(".idx"))
-        if is_directory(path) or find_pair_record(prefix):
+        prefix = _remove_suffix(path)
+        if is_directory(path) or find_pair_record(prefix) or opener.find_forgotten(path):
             try:
                 dataset, opened = opener.open("source", source.path, None, key, _OpenLabels())
             except RequestError:
+                if opener.find_forgotten(path):
+                    raise
                 _refuse_conversations(path)
                 _refuse_other_directory(path)
                 raise
@@ -156,7 +241,7 @@ def _open_unrecorded(prefix: Path) -> Pair:
         )
     if not reader.ids.size:
         raise RequestError(f"{prefix}.bin has no tokens; remove this pair from the source")
-    tokens = reader.ids.size
+    tokens = reader.tokens
     return Pair(
         str(prefix), reader.documents, reader.sequences, tokens, tokens * reader.dtype.itemsize, reader.dtype.name
     )

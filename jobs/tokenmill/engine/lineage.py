@@ -12,7 +12,7 @@ record.
 
 import base64
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from tokenmill.engine.contract import Part
 
@@ -85,6 +85,26 @@ def locate(parts: Sequence[Part], ordinal: int) -> tuple[str, int] | None:
             return part.source, part.first + (_find_bit(_decode(part.kept), index) if part.kept else index) * part.step
         begin += part.count
     return None
+
+
+def find_ordinals(parts: Sequence[Part], records: Mapping[str, Collection[int]]) -> Iterator[tuple[str, int, int]]:
+    """Yield the source, the number and the ordinal of those records of a file that `records` has by source and number.
+
+    `locate` is the inverse.
+    """
+    begin = 0
+    for part in parts:
+        bits = _decode(part.kept)
+        end = bits.bit_length() if part.kept else part.count
+        for number in records.get(part.source, ()):
+            index, rest = divmod(number - part.first, part.step)
+            if rest or index < 0 or (end is not None and index >= end):
+                continue
+            if not part.kept:
+                yield part.source, number, begin + index
+            elif bits >> index & 1:
+                yield part.source, number, begin + (bits & ((1 << index) - 1)).bit_count()
+        begin += part.count or 0
 
 
 def _select_bits(part: Part, chosen: Iterator[int]) -> list[Part]:

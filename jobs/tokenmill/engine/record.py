@@ -194,7 +194,7 @@ class Plan:
     @property
     def command(self) -> str:
         """The tokenmill command that made the plan."""
-        return "adopt" if self.adopted else self.stage
+        return "adopt" if self.adopted else str(self.request.get("command", self.stage))
 
     def unit_key(self, unit: Unit) -> str:
         """Return a hash of all that determines a unit's bytes; equal units of two plans have equal keys."""

@@ -3,16 +3,21 @@
 The samples are opened again from the record of the run's data, and must have its fingerprint or content.
 """
 
+import os
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 from msgspec import Struct
 
 from tokenmill.checkpoints.repair import list_checkpoints
 from tokenmill.core.json_lines import JsonEvent
 from tokenmill.core.printing import PrintedTable, align
+from tokenmill.datasets.forgotten import RunUse
 from tokenmill.errors import RequestError
 from tokenmill.reports.compare.run_data import RunData, read_run_data
 from tokenmill.reports.compare.search import list_files
@@ -52,11 +57,18 @@ class StepSamples(JsonEvent, frozen=True, tag="step", kw_only=True):
 
 
 class RunSamples(NamedTuple):
-    """The samples of a run, and the samples of an iteration."""
+    """The samples of a run after the iteration `begin`, and the samples of an iteration."""
 
     samples: Samples
     global_batch: int
     micro_batch: int | None
+    begin: int
+
+    def find_iterations(self, numbers: npt.NDArray[np.int64]) -> list[int]:
+        """Return the complete iterations that read samples, counted from 1."""
+        iterations = np.unique(numbers // self.global_batch + 1)
+        complete: list[int] = iterations[iterations <= len(self.samples) // self.global_batch].tolist()
+        return complete
 
 
 def find_step(
@@ -113,8 +125,7 @@ def find_iterations(path: Path, prefix: Path, document: int, phases: Path | None
     numbers = run.samples.find_document(prefix.absolute(), document)
     if numbers is None:
         raise RequestError(f"the run {path} does not read {prefix}; specify a run of this dataset")
-    iterations = np.unique(numbers // run.global_batch + 1)
-    complete = iterations[iterations <= len(run.samples) // run.global_batch].tolist()
+    complete = run.find_iterations(numbers)
     saved = [checkpoint.iteration for checkpoint in list_checkpoints(path)] if path.is_dir() else []
     return DocumentIterations(
         run=str(path),
@@ -122,6 +133,42 @@ def find_iterations(path: Path, prefix: Path, document: int, phases: Path | None
         document=document,
         iterations=complete,
         checkpoints_before=[number for number in saved if complete and number < complete[0]],
+    )
+
+
+def find_use(path: Path, documents: Mapping[Path, Sequence[int]], phases: Path | None = None) -> RunUse:
+    """Return the iterations of a run that read some of the documents of a dataset, by the absolute prefix of the pair.
+
+    Raises:
+        RequestError: the run has no record of its data, or its data has no pair of the dataset.
+    """
+    iterations: list[int] = []
+    end, reads, unknown = sys.maxsize, False, ""
+    while end > 0:  # from the last data of the run to the first
+        run = open_run(path, end, phases)
+        if run.begin >= end:
+            unknown = f"there is no record of its data before iteration {run.begin:,}"
+            break
+        for prefix, chosen in documents.items():
+            numbers = run.samples.find_document(prefix, list(chosen))
+            if numbers is not None:
+                reads = True
+                iterations += (number for number in run.find_iterations(numbers) if run.begin < number <= end)
+        end = run.begin
+    if not reads:
+        raise RequestError(f"the run {path} does not read the dataset; specify a run of this dataset, or remove --run")
+    iterations = sorted(set(iterations))
+    saved = list_checkpoints(path) if path.is_dir() else []
+    seen = [checkpoint.iteration for checkpoint in saved if iterations and checkpoint.iteration >= iterations[0]]
+    clean = [
+        checkpoint.iteration for checkpoint in saved if not checkpoint.problems and checkpoint.iteration not in seen
+    ]
+    return RunUse(
+        run=os.path.realpath(path),
+        iterations=iterations,
+        checkpoints=seen,
+        clean_checkpoint=clean[-1] if clean and not unknown else None,
+        unknown=unknown,
     )
 
 
@@ -197,7 +244,8 @@ def open_run(path: Path, iteration: int | None = None, phases: Path | None = Non
             f"the run has {', '.join(data.arguments)}, which change its samples; "
             "choose another run, because inspect cannot repeat them"
         )
-    return RunSamples(_open(data, phases), data.global_batch, find_integer(settings, MICRO_BATCH_NAMES))
+    micro_batch = find_integer(settings, MICRO_BATCH_NAMES)
+    return RunSamples(_open(data, phases), data.global_batch, micro_batch, data.begin)
 
 
 def _open(data: RunData, phases: Path | None) -> Samples:

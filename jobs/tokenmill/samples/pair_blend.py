@@ -73,14 +73,14 @@ def choose_weights(datasets: Sequence[WeightedDataset], samples: int | None) -> 
         return None
     if all(dataset.single_pair for dataset in datasets):
         return [dataset.weight or 0.0 for dataset in datasets] if weighted else None
-    tokens = [sum(pair.reader.ids.size for pair in dataset.pairs) for dataset in datasets]  # a record could be wrong
+    tokens = [sum(pair.reader.tokens for pair in dataset.pairs) for dataset in datasets]  # a record could be wrong
     sizes = [
         float(count if dataset.weight is None else dataset.weight)
         for dataset, count in zip(datasets, tokens, strict=True)
     ]
     total = sum(sizes)
     return [
-        size / total * pair.reader.ids.size / count
+        size / total * pair.reader.tokens / count
         for dataset, size, count in zip(datasets, sizes, tokens, strict=True)
         for pair in dataset.pairs
     ]

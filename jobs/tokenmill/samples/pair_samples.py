@@ -105,13 +105,10 @@ class PairSamples:
             rows, sequences, piece_starts, lengths = rows[kept], sequences[kept], piece_starts[kept], lengths[kept]
         return Pieces(rows, sequences, piece_starts, lengths)
 
-    def find_document(self, document: int) -> Array:
-        """Return the numbers of the samples whose inputs have tokens of a document of the pair, ascending (int64)."""
-        first, end = self.pair.document_indices[document : document + 2].tolist()
-        return self.find_sequences(np.arange(first, end))
-
     def find_sequences(self, numbers: Array) -> Array:
         """Return the numbers of the samples whose inputs have tokens of some sequences, ascending (int64)."""
+        if not numbers.size:
+            return np.empty(0, np.int64)
         order = self.order
         places = np.flatnonzero(np.isin(order.sequences, numbers))
         starts = np.where(places > 0, order.ends[places - 1], 0)

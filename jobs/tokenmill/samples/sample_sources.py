@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.datasets.formats.indexed.reader import list_origins, map_pair
 from tokenmill.samples.batch import Batch
 from tokenmill.samples.draws import Draws
 from tokenmill.samples.pair_samples import PADDING, PairSamples, Pieces
@@ -103,12 +104,12 @@ class PairSource:
         columns = zip(pieces.sequences.tolist(), pieces.offsets.tolist(), pieces.lengths.tolist(), strict=True)
         return [Piece(dataset, *column) for column in columns]
 
-    def find_document(self, prefix: Path, document: int) -> Array | None:
-        """Return the numbers of the samples with tokens of a document of a pair, None if the pair is not read."""
+    def find_documents(self, prefix: Path, documents: Array) -> Array | None:
+        """Return the numbers of the samples with tokens of documents of a pair, None if the pair is not read."""
         samples = {
-            place: part.find_document(document)
+            place: numbers
             for place, part in enumerate(self.parts)
-            if os.path.realpath(part.prefix) == os.path.realpath(prefix)
+            if (numbers := find_in_part(part, prefix, documents)) is not None
         }
         return self.number(samples) if samples else None
 
@@ -124,6 +125,26 @@ class PairSource:
     def __setstate__(self, state: dict[str, object]) -> None:
         """Set the fields of a process."""
         vars(self).update(state, _scratch=threading.local())
+
+
+def find_in_part(part: PairSamples, prefix: Path, documents: Array) -> Array | None:
+    """Return the samples of a pair or a view that have tokens of documents of the pair with this prefix.
+
+    The numbers of the documents are ascending. None if it is neither this pair nor a view of it.
+    """
+    pair = os.path.realpath(prefix)
+    if os.path.realpath(part.prefix) == pair:
+        return part.find_sequences(part.pair.list_sequences(documents))
+    if pair not in map(os.path.realpath, list_origins(part.prefix)):
+        return None
+    reader, pointers = map_pair(prefix), part.pair.pointers
+    first, end = reader.document_indices[documents], reader.document_indices[documents + 1]
+    first, last = first[first < end], end[first < end] - 1
+    if not first.size:
+        return np.empty(0, np.int64)
+    stops = reader.pointers[last] + reader.lengths[last].astype(np.int64) * reader.dtype.itemsize
+    places = reader.pointers[first].searchsorted(pointers, "right") - 1
+    return part.find_sequences(np.flatnonzero((places >= 0) & (pointers < stops[places])))
 
 
 def _mark_starts(pieces: Pieces, starts: Array, rows: Array | None) -> None:

@@ -155,13 +155,13 @@ class Samples:
             digest.add(batch.tokens, batch.masked_labels())
         return digest.hexdigest()
 
-    def find_document(self, prefix: Path, document: int) -> Array | None:
-        """Return the numbers of the samples whose inputs have tokens of a document, ascending.
+    def find_document(self, prefix: Path, document: int | Sequence[int]) -> Array | None:
+        """Return the numbers of the samples whose inputs have tokens of a document, or of several, ascending.
 
         None if the samples are not those of pairs, or not of the pair with this absolute prefix.
         """
-        find = getattr(self._source, "find_document", None)
-        numbers: Array | None = find(prefix, document) if find else None
+        find = getattr(self._source, "find_documents", None)
+        numbers: Array | None = find(prefix, np.unique(np.asarray(document, np.int64))) if find else None
         return numbers
 
     def origin(self, number: int) -> list[SampleOrigin]:

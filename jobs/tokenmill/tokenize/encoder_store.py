@@ -90,6 +90,14 @@ class Encoders:
         files_present = self._has_tokenizer_files(parse_tokenizer(plan).files)
         return files_present and self._verdict(basis.tokenizer, encoding_mode(basis), encoder) is not None
 
+    def copy_from(self, other: "Encoders", plan: Plan) -> None:
+        """Copy the tokenizer of a plan from another output: its files, and what decodes ids."""
+        basis, tree = parse_basis(plan), self.record.tree
+        self._copy_tokenizer(other.record.output / "tokenizer", parse_tokenizer(plan).files)
+        source, target = (store.directory(basis.tokenizer, encoding_mode(basis)) for store in (other, self))
+        for name in other.record.tree.names(source):
+            tree.write_atomic(target / name, other.record.tree.read(source / name) or b"")
+
     def task(self, plan: Plan, options: EncodingOptions, records: "RecordEncoding | None" = None) -> "Task":
         """Return the task of the encoder processes, with the encoder that the gate accepted."""
         basis = parse_basis(plan)

@@ -12,12 +12,14 @@ from tokenmill.core.typed_json import decode_json
 from tokenmill.datasets.contract import ResolvedTokenizer, parse_tokenizer
 from tokenmill.datasets.dataset import find_pair_record
 from tokenmill.datasets.formats.indexed.check import check_pair
+from tokenmill.datasets.formats.indexed.reader import list_origins, read_view
 from tokenmill.datasets.weighted import Pair, WeightedDataset
 from tokenmill.engine.record import StageRecord
 from tokenmill.loaders.check.request import CheckedPart, CheckedSource, CheckRequest
 from tokenmill.loaders.check.rows import CheckRow
 from tokenmill.loaders.check.text_test import measure_text
 from tokenmill.packs.contract import PackDetails
+from tokenmill.samples.phases.views import find_problems
 from tokenmill.samples.samples import Samples
 
 Array = npt.NDArray[Any]
@@ -55,7 +57,9 @@ def check_structure(datasets: list[WeightedDataset]) -> list[CheckRow]:
         if sequences and sequences + pair.reader.sequences > MAX_SEQUENCES:
             continue
         checked, sequences = checked + 1, sequences + pair.reader.sequences
-        rows += [CheckRow("pairs", "differs", str(problem)) for problem in check_pair(Path(pair.prefix), full=False)]
+        prefix = Path(pair.prefix)
+        problems = check_pair(prefix, full=False) if read_view(prefix) is None else find_problems(prefix)
+        rows += [CheckRow("pairs", "differs", str(problem)) for problem in problems]
     if rows:
         return rows
     detail = f"header, sizes, lengths and pointers of {checked:,} pair{'s' * (checked != 1)}, {sequences:,} sequences"
@@ -101,7 +105,8 @@ def _find_any_tokenizer(source: CheckedSource) -> ResolvedTokenizer | None:
 
 def find_tokenizer(dataset: WeightedDataset) -> tuple[StageRecord, ResolvedTokenizer] | None:
     """Return the record of a dataset, and its tokenizer; None for pairs without a record."""
-    known = find_pair_record(Path(dataset.pairs[0].prefix)) if dataset.tokenizer else None
+    prefix = Path(dataset.pairs[0].prefix)
+    known = find_pair_record([prefix, *list_origins(prefix)][-1]) if dataset.tokenizer else None
     plan = known[0].read_plan() if known else None
     return (known[0], parse_tokenizer(plan)) if known and plan else None
 

@@ -46,6 +46,8 @@ class RunData(msgspec.Struct, frozen=True, kw_only=True):
     """The file with the record."""
     plan: str = ""
     """The file with the plan of the phases, if `tokenmill train` has recorded one."""
+    begin: int = 0
+    """The iteration after which the run read this data."""
     change: str = ""
     """Why the identity is not that of all steps; empty if it is."""
 
@@ -117,7 +119,8 @@ def _read_history(
     batch = find_integer(settings, GLOBAL_BATCH_NAMES) or _read_batch(path)
     if iteration is not None:
         last = next((event for event in reversed(valid) if event.iteration < iteration), valid[0])
-    return msgspec.structs.replace(_convert_identity(last.identity, settings, path, batch), change=change)
+    data = _convert_identity(last.identity, settings, path, batch)
+    return msgspec.structs.replace(data, begin=last.iteration, change=change)
 
 
 def _read_batch(identity: Path) -> int | None:

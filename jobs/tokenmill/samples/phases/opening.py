@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tokenmill.core.files.codec import content_id, read_json, readable_json
 from tokenmill.core.files.publish import write_atomic
 from tokenmill.core.typed_json import convert_json
-from tokenmill.datasets.formats.indexed.reader import DamagedPair, map_pair, read_view
+from tokenmill.datasets.formats.indexed.reader import DamagedPair, find_source, map_pair, read_view
 from tokenmill.datasets.weighted import Pair
 from tokenmill.engine.contract import Record
 from tokenmill.errors import RequestError
@@ -22,11 +22,10 @@ from tokenmill.samples.identity import DataIdentity, SourceIdentity
 from tokenmill.samples.order_store import lock
 from tokenmill.samples.origins import locate_pieces
 from tokenmill.samples.pair_blend import PartRequest, build_pair_source
-from tokenmill.samples.pair_samples import PairSamples
 from tokenmill.samples.phases.plan import SURPLUS, PhasePlanner, PlannedPhase
 from tokenmill.samples.phases.plan_file import MAX_SAMPLES, Phase, list_phases, read_plan_file
-from tokenmill.samples.phases.views import describe_pair, find_in_source, find_source, is_linked
-from tokenmill.samples.sample_sources import PairSource, Piece
+from tokenmill.samples.phases.views import describe_pair, find_in_source, is_linked
+from tokenmill.samples.sample_sources import PairSource, Piece, find_in_part
 from tokenmill.samples.samples import SampleOrigin
 
 FORMAT = 2
@@ -328,14 +327,14 @@ class PhaseSource:
         pieces = self.sources[phase].locate(number - self._begin(phase))
         return [piece._replace(source=piece.source + before) for piece in pieces]
 
-    def find_document(self, prefix: Path, document: int) -> npt.NDArray[Any] | None:
-        """Return the numbers of the samples with tokens of a document of a pair, or of views of it."""
+    def find_documents(self, prefix: Path, documents: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+        """Return the numbers of the samples with tokens of documents of a pair, or of views of it."""
         numbers = []
         for place, source in enumerate(self.sources):
             in_parts = {
                 number: samples
                 for number, part in enumerate(source.parts)
-                if (samples := _find_in_part(part, prefix, document)) is not None
+                if (samples := find_in_part(part, prefix, documents)) is not None
             }
             if in_parts:
                 within = source.number(in_parts)
@@ -344,23 +343,6 @@ class PhaseSource:
 
     def _begin(self, phase: int) -> int:
         return int(self.ends[phase - 1]) if phase else 0
-
-
-def _find_in_part(part: PairSamples, prefix: Path, document: int) -> npt.NDArray[Any] | None:
-    """Return the samples of a pair or of a view that have tokens of a document of the pair with this prefix."""
-    if os.path.realpath(part.prefix) == os.path.realpath(prefix):
-        return part.find_document(document)
-    view = read_view(part.prefix)
-    if view is None or os.path.realpath(find_source(part.prefix, view)) != os.path.realpath(prefix):
-        return None
-    reader = map_pair(prefix)
-    first, end = reader.document_indices[document : document + 2].tolist()
-    if first == end:
-        return np.empty(0, np.int64)
-    begin = int(reader.pointers[first])
-    stop = int(reader.pointers[end - 1]) + int(reader.lengths[end - 1]) * reader.dtype.itemsize
-    pointers = part.pair.pointers
-    return part.find_sequences(np.flatnonzero((pointers >= begin) & (pointers < stop)))
 
 
 class _PieceLocator:

@@ -1,6 +1,6 @@
 """Views: an `.idx` of ranges of a `.bin`, which Megatron-LM and tokenmill read like any other pair.
 
-    VIEWS/NAME.HASH.idx          one sequence and one document for each range
+    VIEWS/NAME.HASH.idx          one sequence for each range; one document for each, or those of the pair
     VIEWS/NAME.HASH.bin          a link to the `.bin`
     VIEWS/NAME.HASH.view.json    ViewRecord
 
@@ -11,6 +11,7 @@ the same time write the same bytes.
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -19,11 +20,13 @@ from tokenmill.core.files.codec import content_id, readable_json
 from tokenmill.core.files.publish import write_atomic
 from tokenmill.core.machine import process_name
 from tokenmill.datasets.blend_file import WeightedSource
+from tokenmill.datasets.forgotten import NAME, read_record
 from tokenmill.datasets.formats.indexed.reader import (
     DamagedPair,
     IndexedReader,
     ViewRecord,
     dtype_code,
+    find_source,
     map_pair,
     read_view,
     view_file,
@@ -32,19 +35,49 @@ from tokenmill.datasets.formats.indexed.writer import HEADER, MAGIC, VERSION
 from tokenmill.datasets.sources import open_pairs
 from tokenmill.datasets.weighted import Pair
 from tokenmill.errors import InputError, RequestError
-from tokenmill.samples.pair_order import BLOCK
-from tokenmill.samples.phases.ranges import Ranges
+from tokenmill.samples.pair_order import BLOCK, release
+from tokenmill.samples.phases.ranges import Array, Ranges, RangesBuilder
 
 
-def write_view(directory: Path, pair: Pair, ranges: Ranges) -> Pair:
+class KeptDocuments(NamedTuple):
+    """Documents of a pair: their sequences, and the document indices of a view, None for one sequence in each."""
+
+    ranges: Ranges
+    indices: Array | None
+
+
+def leave_out(reader: IndexedReader, documents: Array, directory: Path) -> KeptDocuments:
+    """Return a pair without some documents, whose numbers are ascending; files of many ranges are in `directory`."""
+    removed = reader.list_sequences(documents)
+    builder = RangesBuilder(directory)
+    for start in range(0, reader.sequences, BLOCK):
+        low, high = removed.searchsorted([start, start + BLOCK])
+        arrays = (array[start : start + BLOCK] for array in (reader.pointers, reader.lengths))
+        builder.add(Ranges(*(np.delete(array, removed[low:high] - start) for array in arrays)))
+        release(reader.pointers, reader.lengths)
+    if _has_single_sequences(reader.document_indices):
+        return KeptDocuments(builder.finish(), None)
+    kept = np.delete(np.diff(reader.document_indices), documents)
+    return KeptDocuments(builder.finish(), np.concatenate([[0], kept.cumsum()]))
+
+
+def _has_single_sequences(indices: Array) -> bool:
+    """Return whether each document has one sequence."""
+    blocks = (indices[start : start + BLOCK + 1] for start in range(0, len(indices), BLOCK))
+    return all((np.diff(block) == 1).all() for block in blocks)
+
+
+def write_view(directory: Path, pair: Pair, ranges: Ranges, indices: Array | None = None) -> Pair:
     """Write a view of a pair unless it exists, and return it as a pair.
+
+    Each range is a document, unless `indices` has the first range of each document, and the number of ranges.
 
     Raises:
         RequestError: a link cannot be made.
     """
     reader = pair.reader
     size = reader.dtype.itemsize
-    content = _hash(pair, ranges)
+    content = _hash(pair, ranges, indices)
     prefix = directory / f"{Path(pair.prefix).name}.{content[:16]}"
     record = ViewRecord(
         source=os.path.relpath(Path(pair.prefix).parent.resolve() / Path(pair.prefix).name, directory.resolve()),
@@ -52,15 +85,16 @@ def write_view(directory: Path, pair: Pair, ranges: Ranges) -> Pair:
         bin_bytes=reader.ids.size * size,
         sequences=len(ranges.lengths),
         tokens=ranges.tokens,
+        documents=None if indices is None else len(indices) - 1,
     )
     if read_view(prefix) != record or not is_linked(prefix, Path(pair.prefix)) or not Path(f"{prefix}.idx").is_file():
         directory.mkdir(parents=True, exist_ok=True)
         _link(Path(f"{prefix}.bin"), Path(f"{pair.prefix}.bin"))
-        write_atomic(Path(f"{prefix}.idx"), _index(dtype_code(reader.dtype), ranges))
+        write_atomic(Path(f"{prefix}.idx"), _index(dtype_code(reader.dtype), ranges, indices))
         write_atomic(view_file(prefix), readable_json(record.to_json()))
     return Pair(
         str(prefix),
-        documents=record.sequences,
+        documents=record.sequences if record.documents is None else record.documents,
         sequences=record.sequences,
         tokens=record.tokens,
         bytes=record.tokens * size,
@@ -93,13 +127,16 @@ def is_linked(prefix: Path, source: Path) -> bool:
         return False
 
 
-def _index(code: int, ranges: Ranges) -> Iterator[bytes]:
+def _index(code: int, ranges: Ranges, indices: Array | None) -> Iterator[bytes]:
     count = len(ranges.lengths)
-    yield HEADER.pack(MAGIC, VERSION, code, count, count + 1)
+    entries = count + 1 if indices is None else len(indices)
+    yield HEADER.pack(MAGIC, VERSION, code, count, entries)
     yield from (block.lengths.astype("<i4", copy=False).tobytes() for block in ranges.blocks())
     yield from (block.offsets.astype("<i8", copy=False).tobytes() for block in ranges.blocks())
-    for start in range(0, count + 1, BLOCK):
-        yield np.arange(start, min(start + BLOCK, count + 1), dtype="<i8").tobytes()
+    for start in range(0, entries, BLOCK):
+        end = min(start + BLOCK, entries)
+        block = np.arange(start, end) if indices is None else indices[start:end]
+        yield block.astype("<i8", copy=False).tobytes()
 
 
 def find_in_source(view: IndexedReader, source: IndexedReader, sequence: int, offset: int) -> tuple[int, int]:
@@ -134,20 +171,37 @@ def find_problems(prefix: Path) -> list[str]:
     return [f"{damage}; {remedy}"] if damage else []
 
 
+def find_record_problems(output: Path) -> list[str]:
+    """Compare the views of `tokenmill forget` with its record, if a directory has one."""
+    record, remedy = read_record(output) if output.is_dir() else None, "run the same tokenmill forget again"
+    if record is None:
+        return []
+    if not record.complete:
+        return [f"{output / NAME} is that of a command that was stopped; {remedy}"]
+    views = {pair.view: pair.content for pair in record.pairs if pair.view}
+    recorded = {name: read_view(output / name) for name in views}
+    return [
+        f"{output / name} is not the view of {output / NAME}; {remedy}"
+        for name, view in recorded.items()
+        if view is None or view.content != views[name]
+    ]
+
+
 def _find_damage(prefix: Path, view: IndexedReader, pair: Pair, record: ViewRecord) -> str:
     """Return how a view differs from its record and its dataset, empty if it does not."""
     source = find_source(prefix, record)
     if not is_linked(prefix, source):
         return f"{prefix}.bin is not the .bin of {source}"
-    counts = (len(view.lengths), int(view.lengths.sum(dtype=np.int64)), view.dtype)
-    if counts != (record.sequences, record.tokens, pair.reader.dtype) or not np.array_equal(
-        view.document_indices, np.arange(record.sequences + 1)
+    counts = (len(view.lengths), int(view.lengths.sum(dtype=np.int64)), view.dtype, view.documents)
+    documents = record.sequences if record.documents is None else record.documents
+    if counts != (record.sequences, record.tokens, pair.reader.dtype, documents) or (
+        record.documents is None and not np.array_equal(view.document_indices, np.arange(record.sequences + 1))
     ):
         return f"{prefix}.idx is not that of its record"
     ranges, size = Ranges(view.pointers, view.lengths), view.dtype.itemsize
     if not all(_are_inside(block, record.bin_bytes, size) for block in ranges.blocks()):
         return f"{prefix}.idx names ranges outside {source}.bin"
-    if _hash(pair, ranges) != record.content:
+    if _hash(pair, ranges, None if record.documents is None else view.document_indices) != record.content:
         return f"{prefix}.idx, or {source}, is not what the view was made from"
     return ""
 
@@ -157,20 +211,16 @@ def _are_inside(ranges: Ranges, bin_bytes: int, size: int) -> bool:
     return bool((ranges.lengths >= 0).all() and (ranges.offsets >= 0).all() and (ends <= bin_bytes).all())
 
 
-def find_source(prefix: Path, record: ViewRecord) -> Path:
-    """Return the prefix of the pair of a view."""
-    return Path(os.path.normpath(prefix.parent.resolve() / record.source))
-
-
 def describe_pair(prefix: Path) -> Pair:
     """Return a pair with its record, if it has one (RequestError)."""
     (dataset,) = open_pairs([WeightedSource(str(prefix))], None)
     return dataset.pairs[0]
 
 
-def _hash(pair: Pair, ranges: Ranges) -> str:
+def _hash(pair: Pair, ranges: Ranges, indices: Array | None) -> str:
     offsets, lengths = xxhash.xxh3_128(), xxhash.xxh3_128()
     for block in ranges.blocks():
         offsets.update(block.offsets.astype("<i8", copy=False).tobytes())
         lengths.update(block.lengths.astype("<i4", copy=False).tobytes())
-    return content_id([pair.content, offsets.hexdigest(), lengths.hexdigest()])
+    documents = [] if indices is None else [xxhash.xxh3_128(indices.astype("<i8", copy=False).tobytes()).hexdigest()]
+    return content_id([pair.content, offsets.hexdigest(), lengths.hexdigest(), *documents])

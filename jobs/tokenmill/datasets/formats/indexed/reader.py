@@ -4,7 +4,8 @@
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -122,6 +123,7 @@ class ViewRecord(Record, frozen=True):
     """The record of a view, whose `.idx` names ranges of the `.bin` of another pair (`samples.phases.views`).
 
     `source` is the prefix of that pair, relative to the directory of the record; `bin_bytes` is the size of its `.bin`.
+    `documents` is None if each document has one sequence.
     """
 
     source: str
@@ -129,6 +131,7 @@ class ViewRecord(Record, frozen=True):
     bin_bytes: int
     sequences: int
     tokens: int
+    documents: int | None = None
 
 
 def view_file(prefix: Path) -> Path:
@@ -146,6 +149,18 @@ def read_view(prefix: Path) -> ViewRecord | None:
         return None
     except ValueError as error:
         raise RequestError(f"{path} is damaged ({error}); delete the view, and run the same command again") from error
+
+
+def find_source(prefix: Path, record: ViewRecord) -> Path:
+    """Return the prefix of the pair of a view."""
+    return Path(os.path.normpath(prefix.parent.resolve() / record.source))
+
+
+def list_origins(prefix: Path) -> Iterator[Path]:
+    """Yield the prefix of the pair of a view, then that of which this pair is a view; nothing for any other pair."""
+    while (view := read_view(prefix)) is not None:
+        prefix = find_source(prefix, view)
+        yield prefix
 
 
 def _reserve_files(path: Path, file: IO[bytes]) -> None:
@@ -185,9 +200,22 @@ class IndexedReader:
         # An empty file cannot be mapped.
         self.ids: Array = np.memmap(path, self.dtype, mode="r") if size else np.empty(0, self.dtype)
 
+    @cached_property
+    def tokens(self) -> int:
+        """The number of tokens of all sequences; a view has other ones than its `.bin`."""
+        view = read_view(self._prefix)
+        return int(self.ids.size) if view is None else view.tokens
+
     def __reduce__(self) -> tuple[Callable[..., "IndexedReader"], tuple[object, ...]]:
         """Map the pair again in another process, instead of copying its ids there."""
         return _open_again, (self._prefix, self._state)
+
+    def list_sequences(self, documents: Array) -> Array:
+        """Return the numbers of the sequences of some documents, in the order of the documents."""
+        end = self.document_indices[documents + 1]
+        counts = end - self.document_indices[documents]
+        numbers: Array = np.arange(counts.sum()) + (end - counts.cumsum()).repeat(counts)
+        return numbers
 
     def sequence(self, number: int) -> Array:
         """Return the ids of one sequence, as a view of the file; raise IndexError after the last sequence."""
