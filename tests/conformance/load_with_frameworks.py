@@ -37,13 +37,14 @@ def check(function):
 class Case:
     """A random run: its samples, its global batch, and the parts between kills."""
 
-    def __init__(self, request, seed):
+    def __init__(self, request, seed, phased=False):
         self.random = random.Random(seed)
         self.global_batch = self.random.choice((16, 32))
-        if seed % 2:
+        self.phases = request["phases"] if phased else None
+        if self.phases is None:
             self.samples = tokenmill.data.open(request["pair"], seq_length=SEQ_LENGTH, samples=50, seed=seed)
         else:
-            self.samples = tokenmill.data.open(phases=request["phases"], seq_length=SEQ_LENGTH, seed=seed)
+            self.samples = tokenmill.data.open(phases=self.phases, seq_length=SEQ_LENGTH, seed=seed)
         self.steps = len(self.samples) // self.global_batch
         self.numbers = {self.samples[number].tokens.tobytes(): number for number in range(len(self.samples))}
         assert len(self.numbers) == len(self.samples)
@@ -80,7 +81,7 @@ def run_cases(request, run):
     """Return the results of all cases."""
     results = []
     for seed in range(request["cases"]):
-        case = Case(request, seed)
+        case = Case(request, seed, phased=seed % 2 == 0)
         run(case, Path(request["scratch"]))
         results.append(case.result())
     return results
@@ -135,8 +136,9 @@ def titan_loader(request):
     def run(case, scratch):
         for first, last, world, micro_batch in case.parts(2):
             config = TitanLoader.Config(
-                dataset_path=request["pair"],
-                samples=case.samples.identity.samples,
+                dataset_path=None if case.phases else request["pair"],
+                phases=case.phases,
+                samples=None if case.phases else case.samples.identity.samples,
                 seed=case.samples.identity.seed,
                 prefetch=case.random.randint(0, 3),
             )

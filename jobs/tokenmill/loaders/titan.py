@@ -44,9 +44,15 @@ class TitanLoader(BaseDataLoader):  # type: ignore[misc]
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):  # type: ignore[misc]
-        """The arguments of `tokenmill.data.open`; `dataset_path` is the source, which may be a file of a blend."""
+        """The arguments of `tokenmill.data.open`; `dataset_path` is the source, which may be a file of a blend.
+
+        `phases` names a file of phases in its place, with `global_batch` and `views`.
+        """
 
         dataset_path: str | None = None
+        phases: str | None = None
+        global_batch: int | None = None
+        views: str | None = None
         samples: int | None = None
         """Samples that the run needs: steps times the global batch."""
         seed: int = 1234
@@ -93,7 +99,7 @@ class TitanLoader(BaseDataLoader):  # type: ignore[misc]
                 "TitanLoader needs seq_len and local_batch_size, or max_context_length and num_tokens_per_batch"
             )
         source = config.dataset_path or getattr(config, "dataset", None)  # of the Config up to release 0.3
-        if not source:
+        if not source and not config.phases:
             raise RequestError("the data loader has no source; set dataset_path to an output of tokenmill preprocess")
         if config.documents not in ("none", "positions"):
             raise RequestError(
@@ -101,7 +107,7 @@ class TitanLoader(BaseDataLoader):  # type: ignore[misc]
                 "positions"
             )
         samples = open_samples(
-            source,
+            source or None,
             seq_length=length,
             samples=config.samples,
             seed=config.seed,
@@ -110,6 +116,9 @@ class TitanLoader(BaseDataLoader):  # type: ignore[misc]
             documents=cast(Documents, config.documents),
             boundaries=cast(Any, config.boundaries),
             mask_eod=config.mask_eod,
+            phases=config.phases,
+            global_batch=config.global_batch,
+            views=config.views,
             index_cache=config.index_cache,
         )
         self.loader = Loader(
