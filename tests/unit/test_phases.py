@@ -73,7 +73,7 @@ def test_a_phase_that_a_change_cuts_has_its_samples_and_leaves_the_rest(seed: in
     uncut = tokenmill.data.open(phases=whole, seq_length=seq_length, seed=seed, views=tmp_path / "uncut")
     ordered = phases[place]["samples"]
     phases[place] |= {"samples": batch * rng.randint(1, ordered // batch), "cut": {"samples": ordered}}
-    # the last phase ends every epoch that was begun
+    # the last phase ends every epoch that has started
     sizes = {path: len(ids) for path, ids in names.items()}
     paths = {entry["path"] for phase in phases for entry in phase["blend"]}
     last = {"samples": batch * (40 * sum(sizes[path] for path in paths) // batch // seq_length + 1)}

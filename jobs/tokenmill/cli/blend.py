@@ -204,7 +204,7 @@ def change(
     out: Annotated[
         Path, typer.Argument(metavar="OUT", help="File to write: the settings with which the run continues.")
     ],
-    at: Annotated[
+    last: Annotated[
         str,
         typer.Option(
             "--at",
@@ -255,7 +255,7 @@ def change(
 
     wanted = BlendChange(_parse_weights(add, "--add"), remove, _parse_weights(weight, "--weight"), iterations)
     with explain_os_errors(out):
-        for line in change_run(run, out, at, wanted, root.absolute() if values else None):
+        for line in change_run(run, out, last, wanted, root.absolute() if values else None):
             sys.stdout.write(f"{printable(line)}\n")
 
 

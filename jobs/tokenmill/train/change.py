@@ -8,7 +8,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -52,7 +51,7 @@ class BlendChange:
         return [*changed, *(BlendEntry(path=path, weight=weight) for path, weight in self.add.items())]
 
 
-def change_run(path: Path, out: Path, at: str, change: BlendChange, root: Path | None) -> list[str]:
+def change_run(path: Path, out: Path, last: str, change: BlendChange, root: Path | None) -> list[str]:
     """Write the settings of a run whose data changes, or with `root` values for the chart; return lines about them.
 
     Raises:
@@ -65,7 +64,7 @@ def change_run(path: Path, out: Path, at: str, change: BlendChange, root: Path |
             "specify the directory of the checkpoints of such a run"
         )
     settings = s.read_settings(records / SETTINGS_FILE)
-    iteration = _find_iteration(path, at)
+    iteration = _find_iteration(path, last)
     views = path.absolute() / DIRECTORY
     _, phases, _ = prepare_data(settings, views) if settings.training.phases is not None else (None, None, None)
     changed = change_settings(settings, phases, iteration, change, find_identity(records, iteration))
@@ -73,9 +72,8 @@ def change_run(path: Path, out: Path, at: str, change: BlendChange, root: Path |
     saved = read_tracked_iteration(path) or 0
     if saved:
         check_identity(records, saved, identify(named, data, changed_phases), allow_change=False, record=False)
-    content: dict[str, Any] = msgspec.to_builtins(changed)
-    text = json.dumps(content if root is None else _to_values(content, root), indent=1, ensure_ascii=False)
-    write_atomic(out.absolute(), f"{text}\n".encode())
+    content = msgspec.to_builtins(changed) if root is None else _to_values(changed, root)
+    write_atomic(out.absolute(), f"{json.dumps(content, indent=1, ensure_ascii=False)}\n".encode())
     assert changed_phases is not None  # noqa: S101 - a change makes at least two phases
     before, *_ = [phase for phase in changed_phases.phases if phase.begin >= iteration]
     lines = [f"after iteration {iteration:,}, the run reads, until iteration {changed_phases.phases[-1].end:,}:"]
@@ -88,34 +86,41 @@ def change_run(path: Path, out: Path, at: str, change: BlendChange, root: Path |
     return [*lines, f"next: stop the run, and continue it with {usage}"]
 
 
-def _find_iteration(path: Path, at: str) -> int:
-    if at != "latest":
-        if not at.isascii() or not at.isdecimal() or len(at) > 15:
-            raise RequestError(f"invalid --at {at}: it must be an iteration or latest; correct it")
-        return int(at)
+def _find_iteration(path: Path, last: str) -> int:
+    if last != "latest":
+        if not last.isascii() or not last.isdecimal() or len(last) > 15:
+            raise RequestError(f"invalid --at {last}: it must be an iteration or latest; correct it")
+        return int(last)
     iteration = read_tracked_iteration(path)
     if not iteration:
         raise RequestError(f"{path} has no checkpoint yet; start the run with the data that you want, or choose --at")
     return iteration
 
 
-def _to_values(content: dict[str, Any], root: Path) -> dict[str, Any]:
+def _to_values(settings: s.Settings, root: Path) -> dict[str, object]:
     """Return the values of the chart that differ from those of the run."""
-    training = content["training"]
-    for number, phase in enumerate(training["phases"]):
-        for entry in phase["blend"]:
-            place = Path(entry["path"])
-            if not place.is_relative_to(root):
-                raise RequestError(
-                    f"training.phases[{number}] reads {place}, which is not below {root}; set --root to the mount "
-                    "point of the volume"
-                )
-            entry["path"] = str(place.relative_to(root))
+    phases = settings.training.phases
+    assert isinstance(phases, list)  # noqa: S101 - `change_settings` has made the list
+    relative = [
+        msgspec.structs.replace(
+            phase,
+            blend=[msgspec.structs.replace(entry, path=_relative(entry.path, root)) for entry in phase.blend],
+        )
+        for phase in phases
+    ]
     return {
-        "training": {"iterations": training["iterations"], "phases": training["phases"]},
-        "dataset": {"blend": None, "split": content["dataset"]["split"], "allowChange": False},
-        "extraArgs": content["extraArgs"],
+        "training": {"iterations": settings.training.iterations, "phases": msgspec.to_builtins(relative)},
+        "dataset": {"blend": None, "split": settings.dataset.split, "allowChange": False},
+        "extraArgs": settings.extra_args,
     }
+
+
+def _relative(path: str, root: Path) -> str:
+    if not Path(path).is_relative_to(root):
+        raise RequestError(
+            f"the run reads {path}, which is not below {root}; set --root to the mount point of the volume"
+        )
+    return str(Path(path).relative_to(root))
 
 
 def change_settings(
@@ -214,8 +219,8 @@ def _find_earlier(source: WeightedDataset, recorded: IdentityPart | None) -> lis
     if recorded.pairs and all(now.get(name) == content for name, content in recorded.pairs.items()):
         return [name for name in now if name in recorded.pairs]
     raise RequestError(
-        f"{source.path} was changed since the run began ({recorded.description}), and the run's data cannot be told "
-        "from the new; restore it, and add new data as a dataset of its own with --add"
+        f"{source.path} was changed since the run began ({recorded.description}), and the data of the run "
+        "cannot be distinguished from the new; restore it, and add new data as a dataset of its own with --add"
     )
 
 

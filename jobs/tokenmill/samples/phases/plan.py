@@ -290,7 +290,7 @@ class PhasePlanner:
             raise RequestError(f"{phase.label} names a dataset twice; write one entry for each dataset")
         if phase.cut is not None and phase.cut.surplus is not None:
             return self._plan_plain(phase, datasets, phase.cut)
-        begun = [dataset.drawn for dataset in datasets]
+        drawn_before = [dataset.drawn for dataset in datasets]
         ordered, counts = _allocate(phase, datasets, global_batch)
         drawing = list[tuple[_PairState, Entry]]()
         for share, dataset, count in zip(phase.shares, datasets, counts, strict=True):
@@ -301,7 +301,7 @@ class PhasePlanner:
         weights = exact_weights([entry.samples for _, entry in drawing])
         if phase.cut is not None and phase.samples is not None:
             _cut(phase, drawing, plan_blend(weights, ordered, SURPLUS).draws.count_first(phase.samples).tolist())
-            for dataset, count, before in zip(datasets, counts, begun, strict=True):
+            for dataset, count, before in zip(datasets, counts, drawn_before, strict=True):
                 dataset.credit += count * phase.samples / ordered * phase.seq_length - (dataset.drawn - before)
         return PlannedPhase(
             phase.label,
@@ -311,13 +311,13 @@ class PhasePlanner:
             phase.seed,
             tuple(entry for _, entry in drawing),
             tuple(weights),
-            _describe_draws(phase, datasets, begun),
+            _describe_draws(phase, datasets, drawn_before),
         )
 
     def _plan_plain(self, phase: Phase, datasets: Sequence[_DatasetState], cut: Cut) -> PlannedPhase:
         """Plan the first samples of a run without phases, in which Megatron-LM blends pairs by their weights."""
         assert phase.samples is not None and cut.surplus is not None  # noqa: S101 - `list_phases` has checked both
-        begun = [dataset.drawn for dataset in datasets]
+        drawn_before = [dataset.drawn for dataset in datasets]
         weights = [
             weight
             for share in phase.shares
@@ -345,7 +345,7 @@ class PhasePlanner:
             phase.seed,
             tuple(entry for _, entry in drawing),
             tuple(weights),
-            _describe_draws(phase, datasets, begun),
+            _describe_draws(phase, datasets, drawn_before),
             cut.surplus,
             blended,
         )
@@ -418,12 +418,14 @@ def _cut(phase: Phase, drawing: Sequence[tuple[_PairState, Entry]], drawn: Seque
         state.cut(entries, phase.seq_length, phase.seed)
 
 
-def _describe_draws(phase: Phase, datasets: Sequence[_DatasetState], begun: Sequence[int]) -> tuple[DatasetDraw, ...]:
+def _describe_draws(
+    phase: Phase, datasets: Sequence[_DatasetState], drawn_before: Sequence[int]
+) -> tuple[DatasetDraw, ...]:
     return tuple(
         DatasetDraw(
             share.path, dataset.drawn - before, dataset.tokens, before / dataset.tokens, dataset.drawn / dataset.tokens
         )
-        for share, dataset, before in zip(phase.shares, datasets, begun, strict=True)
+        for share, dataset, before in zip(phase.shares, datasets, drawn_before, strict=True)
     )
 
 

@@ -45,7 +45,7 @@ class BlendEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a phase was before a change ended it early: its order is that of more samples, of which it has the first.
+    """The phase that a change has ended early: its order is that of more samples, of which it has the first.
 
     With `surplus`, it is a run without phases: Megatron-LM's own blend of pairs, with this --mid-level-dataset-surplus.
     """

@@ -206,15 +206,15 @@ def write_phase_arguments(phases: RunPhases, number: int, data: TrainingData, se
         return replace(plain, exit_at=phase.end)
     training = settings.training
     batch, interval = training.global_batch_size or 1, training.eval_interval or 1
-    one = training.eval_iterations * batch
+    evaluation = training.eval_iterations * batch
     lists = {
         "train": [
             item
             for pair in phase.data.pairs
             for item in (repr(pair.weight), str((phases.views / pair.prefix).resolve()))
         ],
-        "valid": _held_out(phases, data, 1, (max(total, phase.begin + phase.ordered) // interval + 1) * one),
-        "test": _held_out(phases, data, 2, one),
+        "valid": _held_out(phases, data, 1, (max(total, phase.begin + phase.ordered) // interval + 1) * evaluation),
+        "test": _held_out(phases, data, 2, evaluation),
     }
     file = phases.views / f"blend-{content_id(lists)[:16]}.json"
     content = readable_json(lists)

@@ -49,10 +49,9 @@ def decide_verdict(
     if is_transition and launcher_exit.exit_code == 0 and not launcher_exit.stopped and saved > attempt.began_at:
         return AttemptVerdict(143, f"a phase ended: {state}", remedy, continues=True)
     interruption = f"a signal stopped {', '.join(stopped_nodes)}" if stopped_nodes else launcher_exit.abort_reason
-    if launcher_exit.stopped:
-        interruption = "stopped by a signal"
-    if interruption:
-        return AttemptVerdict(143, f"{interruption}: {state}", remedy)
+    if launcher_exit.stopped or interruption:
+        reason = f"stopped by a signal: {state}" if launcher_exit.stopped else f"{interruption}: {state}"
+        return AttemptVerdict(143, reason, remedy)
     never_trained = not (attempt.iterated or retried or attempt.began_at)
     failure, code = f"the trainer ended with {describe_exit(launcher_exit)}", launcher_exit.exit_code
     if code is None or (code == 0 and not never_trained):
