@@ -3,6 +3,8 @@
 TOKENMILL_MEGATRON_PYTHON specifies a Python with torch; `make conformance` sets it.
 """
 
+import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from support.mill import Mill
 from support.train import Job, last_line, lose, make_settings, wait_for
 from tokenmill.train.runtime.attempts import RunRecords
+from tokenmill.train.runtime.node import Node, build_launcher_command
 
 RUN_SECONDS = 300
 """Timeout of a run; on two idle cores a rank needs 5 s to import torch."""
@@ -94,3 +97,28 @@ def test_a_launcher_in_its_exit_barrier_has_not_succeeded(job: Callable[..., Job
     assert nodes[0].wait(RUN_SECONDS) == 143, run.log()
     assert "all ranks of this node have ended: ending the launcher, which still waits" in run.log()
     assert reason(run).startswith("the trainer ended with an unknown exit code before its target"), reason(run)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_nodes_that_start_with_different_phases_never_train_together(
+    megatron_python: str, tmp_path: Path, same: bool
+) -> None:
+    """A node that sees an outdated checkpoint has the id of another phase (`prepare`), and starts no rank."""
+    program = tmp_path / "rank.py"
+    program.write_text(f"import os, pathlib\npathlib.Path({str(tmp_path)!r}, 'rank-' + os.environ['RANK']).touch()\n")
+    with socket.create_server(("localhost", 0)) as free:
+        port = free.getsockname()[1]
+    nodes = []
+    for rank in (0, 1):
+        node = Node(rank, 2, "localhost", port)
+        release = f"run-{0 if same else rank}"
+        command = build_launcher_command(node, [megatron_python, "-m", "torch.distributed.run"], 1, release)
+        command = [part if "timeout=" not in part else "--rdzv_conf=timeout=15" for part in command]
+        nodes.append(subprocess.Popen([*command, program], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+    try:
+        codes = [node.wait(RUN_SECONDS) for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+    assert codes == [0, 0] if same else 0 not in codes
+    assert len(list(tmp_path.glob("rank-*"))) == (2 if same else 0)

@@ -167,9 +167,15 @@ def change_settings(
     for place in range(len(arguments) - 1, -1, -1):  # a cut has it
         if arguments[place].partition("=")[0] == SURPLUS_FLAG:
             del arguments[place : place + (1 if "=" in arguments[place] else 2)]
+    decay = training.decay_iterations
     return msgspec.structs.replace(
         settings,
-        training=msgspec.structs.replace(training, iterations=target, phases=[*before, *changed]),
+        training=msgspec.structs.replace(
+            training,
+            iterations=target,
+            decay_iterations=None if decay == training.iterations else decay,  # derived from the new length
+            phases=[*before, *changed],
+        ),
         dataset=msgspec.structs.replace(settings.dataset, path=None, blend=None, allow_change=False),
         extra_args=arguments,
     )

@@ -104,3 +104,31 @@ def test_a_killed_run_of_phases_has_the_losses_of_an_undisturbed_one(phased: Cal
     assert losses == others
     assert run.digests() == undisturbed.digests()
     assert run_tokenmill("verify", run.checkpoints / ".tokenmill/phases").code == 0
+
+
+def test_a_run_continues_with_a_new_dataset(
+    job: Callable[..., MegatronJob], dataset: Path, other_dataset: Path, tmp_path: Path
+) -> None:
+    """After a change, also from a checkpoint before it, where Megatron-LM must end at the change by itself."""
+    run = job(checkpoint__keep=10, training__evalIterations=1)
+    run.complete()
+    plain = run.digests()
+    changed = tmp_path / "changed.json"
+    options = ("--iterations", 32, "--add", f"{other_dataset}=1")
+    ended = run_tokenmill("blend", "change", run.checkpoints, changed, *options)
+    assert ended.code == 0, ended.err
+    run.settings = json.loads(changed.read_text())
+    run.complete()
+    (plan,) = (run.checkpoints / ".tokenmill/phases").glob("plan-*.json")
+    samples = tokenmill.data.open(phases=plan, seq_length=SEQ_LENGTH, views=plan.parent)
+    expected = digest_iterations(samples)
+    assert run.digests() == expected and {number: expected[number] for number in plain} == plain
+    sources = {samples.origin(number)[0].path for number in range(4 * ITERATIONS, 4 * 32)}
+    assert len({Path(source).parent for source in sources}) == 2
+    losses = run.losses
+    (run.checkpoints / TRACKER).write_text("16")
+    log = run.complete()
+    assert "a phase ended: iteration 24 of 32 is saved" in log and min(read_losses(log)) == 17
+    assert run.digests() == expected
+    # the second line after a start has the mean of two iterations
+    assert [run.losses[number] for number in (17, 20, 25, 28, 32)] == [losses[n] for n in (17, 20, 25, 28, 32)]
