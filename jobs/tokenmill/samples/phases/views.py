@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 
 from tokenmill.core.files.codec import content_id, readable_json
-from tokenmill.core.files.publish import write_atomic
+from tokenmill.core.files.tree import Tree
 from tokenmill.core.machine import process_name
 from tokenmill.datasets.blend_file import WeightedSource
 from tokenmill.datasets.forgotten import NAME, read_record
@@ -90,8 +90,9 @@ def write_view(directory: Path, pair: Pair, ranges: Ranges, indices: Array | Non
     if read_view(prefix) != record or not is_linked(prefix, Path(pair.prefix)) or not Path(f"{prefix}.idx").is_file():
         directory.mkdir(parents=True, exist_ok=True)
         _link(Path(f"{prefix}.bin"), Path(f"{pair.prefix}.bin"))
-        write_atomic(Path(f"{prefix}.idx"), _index(dtype_code(reader.dtype), ranges, indices))
-        write_atomic(view_file(prefix), readable_json(record.to_json()))
+        tree = Tree(directory)  # the callers remove leftovers of killed processes, once for all views
+        tree.write_atomic(Path(f"{prefix}.idx"), _index(dtype_code(reader.dtype), ranges, indices))
+        tree.write_atomic(view_file(prefix), readable_json(record.to_json()))
     return Pair(
         str(prefix),
         documents=record.sequences if record.documents is None else record.documents,
