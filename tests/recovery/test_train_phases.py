@@ -255,7 +255,6 @@ def test_a_change_at_a_later_iteration_is_made_while_the_run_trains(
     assert np.array_equal(tokens, whole.batch(range(4 * 33)).tokens)
     # the old settings would train other data from iteration 33 on
     run.settings = before
-    run.settings["training"] |= {"iterations": 60}
     code, log = run.once()
     assert code == 2 and "end of phase 1: 33 -> the end of the run" in log, log
 
@@ -266,7 +265,7 @@ def test_a_change_before_what_was_trained_is_refused(job: Callable[..., Job], ne
     assert run.once()[0] == 0
     for options, message in (
         (("--at", 20, "--add", f"{new}=1"), "was trained on other data than this run would continue with"),
-        (("--at", 40, "--add", f"{new}=1"), "it must be between them"),
+        (("--at", 40, "--add", f"{new}=1"), "it must be one of them"),
         (("--at", "soon", "--add", f"{new}=1"), "it must be an iteration or latest"),
         (("--add", f"{tokenized}=1", "--iterations", 60), f"use --weight {tokenized}=WEIGHT"),
         (("--remove", new, "--iterations", 60), "the run reads no such dataset"),
@@ -319,3 +318,115 @@ def test_a_dataset_that_grew_continues_with_all_pairs(job: Callable[..., Job], t
     assert np.array_equal(samples.batch(range(80)).tokens, tokens)
     files = {origin.file for number in range(80, 400) for origin in samples.origin(number)}
     assert "1b.jsonl" in files and len(files) == 4
+    # trained until 60, it grows again
+    run.settings["training"]["iterations"] = 60
+    run.settings["training"]["phases"][-1]["samples"] = 160
+    run.settings["checkpoint"]["saveInterval"] = 10
+    code, log = run.once()
+    assert code == 0, log
+    (corpus / "2b.jsonl").write_bytes(text(701, 200))
+    assert run_tokenmill(*command).code == 0
+    ended = change(run, "--iterations", 120)
+    assert ended.code == 0, ended.err
+    code, log = run.once()
+    assert code == 0, log
+    run.assert_exact()
+    assert np.array_equal(open_samples(run).batch(range(80)).tokens, tokens)
+
+
+def test_a_run_that_was_set_back_trains_all_phases_on_two_nodes(phased: Callable[..., Job]) -> None:
+    """The record of how the run ended is an old one, which must not end node 1."""
+    run = phased(training__nodes=2, training__gpusPerNode=1, checkpoint__keep=20)
+    assert run.finish() == 0, run.logs()
+    (run.checkpoints / "latest_checkpointed_iteration.txt").write_text("10")
+    for path in run.checkpoints.glob("iter_*"):
+        if int(path.name.removeprefix("iter_")) > 10:
+            shutil.rmtree(path)
+    assert run.finish() == 0, run.logs()
+    run.assert_exact()
+    assert run.log(1).count("a phase ended; the next phase begins") == 4, run.log(1)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory, forge: Forge) -> Path:
+    """Return a dataset that is smaller than a run of 40 iterations."""
+    root = tmp_path_factory.mktemp("small")
+    (root / "text").mkdir()
+    (root / "text" / "0.jsonl").write_bytes(text(800, 20))
+    forge.complete(["preprocess", root / "text", root / "made", "--tokenizer", TOKENIZER, "--processes", 1])
+    return root / "made"
+
+
+def test_orders_that_phases_cannot_continue_are_refused(job: Callable[..., Job], small: Path, new: Path) -> None:
+    run = job(training__iterations=20, training__evalIterations=0)
+    run.settings["dataset"] = {"path": str(small), "split": "1,0,0"}
+    assert run.once()[0] == 0
+    run.settings["training"]["iterations"] = 90
+    assert run.once()[0] == 0
+    ended = change(run, "--add", f"{new}=1", "--iterations", 120)
+    assert ended.code == 2 and "planned for 80 and 360 samples, of which" in ended.err, ended.err
+    other = job(training__iterations=20, checkpoint__path=str(run.directory / "other"))
+    assert other.once()[0] == 0
+    other.settings["training"] |= {"iterations": 30, "globalBatchSize": 8}
+    assert other.once()[0] == 0
+    ended = change(other, "--add", f"{new}=1", "--iterations", 120)
+    assert ended.code == 2 and "had a global batch of 4 before 8" in ended.err, ended.err
+
+
+def test_the_documents_of_a_step_before_a_longer_run_stay_the_same(
+    job: Callable[..., Job], small: Path, new: Path
+) -> None:
+    """Of a dataset that the longer run reads more often, in another order."""
+    run = job(training__iterations=20, training__evalIterations=0)
+    run.settings["dataset"] = {"path": str(small), "split": "1,0,0"}
+    assert run.once()[0] == 0
+    before = run_tokenmill("inspect", run.checkpoints, "--iteration", 7, "--json").result["parts"]
+    ended = change(run, "--add", f"{new}=0.1", "--iterations", 90)
+    assert ended.code == 0, ended.err
+    assert run.once()[0] == 0
+    assert run_tokenmill("inspect", run.checkpoints, "--iteration", 7, "--json").result["parts"] == before
+    assert run.settings["training"]["decayIterations"] is None, "the schedule is that of the new length"
+
+
+def test_runs_of_one_phase_of_a_file_and_with_a_surplus_can_change(
+    job: Callable[..., Job], datasets: tuple[Path, Path], new: Path, tmp_path: Path
+) -> None:
+    first, second = ({"path": str(path), "weight": 1} for path in datasets)
+    file = tmp_path / "phases.json"
+    entries = [{"iterations": 20, "blend": [first, second]}, {"iterations": 20, "blend": [second, first]}]
+    whole = [{"iterations": 40, "blend": [first, second]}]
+    cases: list[tuple[dict[str, Any], list[str]]] = [
+        ({"phases": whole}, []),
+        ({"phases": str(file)}, []),
+        ({}, ["--mid-level-dataset-surplus", "0.01"]),
+    ]
+    for number, (training, arguments) in enumerate(cases):
+        file.write_text(json.dumps({"phases": entries, "split": "80,10,10"}))
+        run = job(checkpoint__path=str(tmp_path / f"run{number}"), extraArgs=arguments)
+        run.settings["training"] |= training
+        if training:
+            del run.settings["dataset"]["path"]
+        code, log = run.once()
+        assert code == 0, log
+        file.write_text(json.dumps({"phases": whole}))  # the run has recorded its plan
+        ended = change(run, "--add", f"{new}=1", "--iterations", 60)
+        assert ended.code == 0, ended.err
+        code, log = run.once()
+        assert code == 0, log
+        run.assert_exact()
+
+
+def test_changes_that_make_no_sense_are_refused(job: Callable[..., Job], new: Path, tokenized: Path) -> None:
+    run = job()
+    assert run.once()[0] == 0
+    for options, message in (
+        (("--at", 41, "--iterations", 60, "--add", f"{new}=1"), "the run has 40: it must be one of them"),
+        (("--iterations", 60, "--remove", tokenized, "--weight", f"{tokenized}=1"), "--remove and --weight name"),
+        (("--iterations", 60, "--add", f"{new}=1", "--add", f"{new}=2"), "twice; write it once"),
+        (("--iterations", 10**18, "--add", f"{new}=1"), "--iterations"),
+    ):
+        ended = change(run, *options)
+        assert ended.code == 2 and message in ended.err.replace("\n", " "), ended.err
+    inside = run.checkpoints / ".tokenmill/train/settings.json"
+    ended = run_tokenmill("blend", "change", run.checkpoints, inside, "--iterations", 60, "--add", f"{new}=1")
+    assert ended.code == 2 and "choose another file" in ended.err

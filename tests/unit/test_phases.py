@@ -21,6 +21,7 @@ from support.megatron_order import blended
 from support.phases import random_plan, write_dataset
 from tokenmill.errors import RequestError
 from tokenmill.samples.phases.opening import prepare_phases
+from tokenmill.samples.phases.views import describe_pair, leave_out, write_view
 from tokenmill.samples.run_record import write_record
 
 SEEDS = range(500 if os.environ.get("TOKENMILL_TEST_ALL") else 40)
@@ -121,6 +122,25 @@ def test_a_cut_of_a_run_without_phases_has_the_samples_of_megatron_lm(seed: int,
     for number in range(len(paths)):
         counts = [drawn[token] for token in drawn if token // 100_000 == number]
         assert sum(count < max(counts) - 1 for count in counts) <= seq_length, (seed, Counter(counts))
+
+
+def test_a_dataset_without_forgotten_documents_continues_its_epoch(tmp_path: Path) -> None:
+    lengths = [7, 30, 2, 18] * 40
+    path = write_dataset(tmp_path / "a", 0, lengths)
+    reader = describe_pair(path).reader
+    forgotten = [3, 8, 9, 70, 71, 159]
+    kept = leave_out(reader, np.array(forgotten), tmp_path)
+    view = write_view(tmp_path / "left", describe_pair(path), kept.ranges, kept.indices)
+    file = write_plan(
+        tmp_path,
+        {"samples": 100, "blend": [{"path": str(path), "weight": 1}]},
+        {"samples": 30, "blend": [{"path": view.prefix, "weight": 1}]},
+    )
+    tokens = tokenmill.data.open(phases=file, seq_length=16).batch(range(130)).tokens
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    gone = {token for number in forgotten for token in range(starts[number], starts[number + 1])}
+    assert gone & set(tokens[:100].ravel().tolist()) and not gone & set(tokens[100:].ravel().tolist())
+    assert max(Counter(tokens.ravel().tolist()).values()) == 1, "no token is read twice in the first epoch"
 
 
 def test_a_plan_of_one_phase_is_the_order_of_megatron_lm(tmp_path: Path) -> None:

@@ -229,7 +229,7 @@ def change(
     ] = [],  # noqa: B006
     iterations: Annotated[
         int | None,
-        typer.Option("--iterations", rich_help_panel=Panel.OUTPUT, min=1, help="New length of the run."),
+        typer.Option("--iterations", rich_help_panel=Panel.OUTPUT, min=1, max=1 << 40, help="New length of the run."),
     ] = None,
     values: Annotated[
         bool,
@@ -271,6 +271,8 @@ def _parse_weights(arguments: list[str], option: str) -> dict[str, float]:
             value = -1.0
         if not path or not 0 <= value < 1e18:
             raise RequestError(f"invalid {option} {argument}: it needs a weight of 0 or more; write PATH=WEIGHT")
+        if path in weights:
+            raise RequestError(f"{option} names {path} twice; write it once")
         weights[path] = value
     return weights
 

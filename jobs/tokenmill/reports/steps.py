@@ -255,6 +255,11 @@ def _open(data: RunData, phases: Path | None) -> Samples:
     if identity.kind == "phases":
         if phases is None and not data.plan:
             raise RequestError(f"{data.path} is that of a run with phases; add --phases FILE")
+        if phases is None and not Path(data.plan).is_file():
+            raise RequestError(
+                f"there is no {data.plan}, which tokenmill train and tokenmill blend change write; restore it, or add "
+                "--phases FILE"
+            )
         samples = open_samples(
             phases=phases or data.plan,
             seq_length=identity.seq_length,

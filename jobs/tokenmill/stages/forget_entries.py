@@ -31,7 +31,7 @@ BATCH_TOKENS = 1 << 18
 """Tokens that are decoded together; a longer document is decoded alone."""
 
 _LINE = re.compile(
-    r"(?P<text>sha256):(?P<hash>[0-9a-f]{64})|(?P<file>.+)#(?P<record>\d+)|(?P<pair>.+):(?P<document>\d+)"
+    r"(?P<text>sha256):(?P<hash>[0-9a-f]{64})|(?P<file>.+)#(?P<record>[0-9]+)|(?P<pair>.+):(?P<document>[0-9]+)"
 )
 
 
@@ -95,6 +95,8 @@ def read_names(path: Path) -> list[NamedDocument]:
     Raises:
         RequestError: a line is not such a name; the message has the number of the first one.
     """
+    if not path.is_file():
+        raise RequestError(f"there is no file {path} with names of documents; specify another path")
     try:
         lines = read_named_file(path, "the list of documents").decode().splitlines()
     except UnicodeDecodeError as error:

@@ -8,23 +8,33 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from tokenmill.checkpoints.repair import read_tracked_iteration
 from tokenmill.core.files.publish import write_atomic
-from tokenmill.datasets.weighted import WeightedDataset
+from tokenmill.datasets.split import divide, parse_fractions
+from tokenmill.datasets.training_data import TrainingData
+from tokenmill.datasets.weighted import Pair, WeightedDataset
 from tokenmill.errors import RequestError
+from tokenmill.samples.draws import plan_blend
+from tokenmill.samples.epochs import count_epochs
 from tokenmill.samples.phases.plan_file import BlendEntry, Cut, PhaseEntry, PhaseShare
 from tokenmill.train import settings as s
-from tokenmill.train.data.blend import collect_datasets
 from tokenmill.train.data.index_child import parse_data_arguments
 from tokenmill.train.data.phases import DIRECTORY, RunPhases
-from tokenmill.train.identity import Identity, IdentityPart, check_identity, find_identity, select_data_arguments
+from tokenmill.train.identity import (
+    SURPLUS_FLAG,
+    Identity,
+    IdentityPart,
+    check_identity,
+    find_identities,
+    select_data_arguments,
+)
 from tokenmill.train.runtime.attempts import SETTINGS_FILE
 from tokenmill.train.runtime.prepare import identify, prepare_data
-
-SURPLUS_FLAG = "--mid-level-dataset-surplus"
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,35 @@ class BlendChange:
         return [*changed, *(BlendEntry(path=path, weight=weight) for path, weight in self.add.items())]
 
 
+class RecordedRun(NamedTuple):
+    """A run as it was recorded.
+
+    Attributes:
+        settings: its derived settings, which name all of its datasets.
+        phases: its phases, None without any.
+        data: its datasets as they are now.
+        identities: its data until the iteration of the change, the earliest first.
+    """
+
+    settings: s.Settings
+    phases: RunPhases | None
+    data: TrainingData
+    identities: Sequence[Identity]
+
+    @property
+    def seq_length(self) -> int:
+        """The sequence length of the run."""
+        return self.settings.model.seq_length
+
+    def find_part(self, path: str) -> IdentityPart | None:
+        """Return the recorded content of a dataset."""
+        if not self.identities:
+            return None
+        last = self.identities[-1]
+        parts = last.datasets or [part for parts in last.lists.values() for part in parts]
+        return next((part for part in parts if part.path == path), None)
+
+
 def change_run(path: Path, out: Path, last: str, change: BlendChange, root: Path | None) -> list[str]:
     """Write the settings of a run whose data changes, or with `root` values for the chart; return lines about them.
 
@@ -63,15 +102,23 @@ def change_run(path: Path, out: Path, last: str, change: BlendChange, root: Path
             f"{path} has no {records.relative_to(path) / SETTINGS_FILE}, which tokenmill train writes at each start; "
             "specify the directory of the checkpoints of such a run"
         )
+    if out.resolve().is_relative_to(path.resolve()):
+        raise RequestError(f"{out} is inside {path}, which tokenmill train writes; choose another file")
     settings = s.read_settings(records / SETTINGS_FILE)
     iteration = _find_iteration(path, last)
     views = path.absolute() / DIRECTORY
-    _, phases, _ = prepare_data(settings, views) if settings.training.phases is not None else (None, None, None)
-    changed = change_settings(settings, phases, iteration, change, find_identity(records, iteration))
+    identities = find_identities(records, iteration)
+    plan = identities[-1].plan if identities else ""
+    if isinstance(settings.training.phases, str) and plan:  # the file may be another one by now
+        training = msgspec.structs.replace(settings.training, phases=str(views / plan))
+        settings = msgspec.structs.replace(settings, training=training)
+    run = RecordedRun(*prepare_data(settings, views), identities)
+    changed = change_settings(run, iteration, change)
     named, changed_phases, data = prepare_data(changed, views)
     saved = read_tracked_iteration(path) or 0
     if saved:
-        check_identity(records, saved, identify(named, data, changed_phases), allow_change=False, record=False)
+        identity = identify(named, data, changed_phases)
+        check_identity(records, saved, identity, allow_change=False, record=False)
     content = msgspec.to_builtins(changed) if root is None else _to_values(changed, root)
     write_atomic(out.absolute(), f"{json.dumps(content, indent=1, ensure_ascii=False)}\n".encode())
     assert changed_phases is not None  # noqa: S101 - a change makes at least two phases
@@ -123,34 +170,26 @@ def _relative(path: str, root: Path) -> str:
     return str(Path(path).relative_to(root))
 
 
-def change_settings(
-    settings: s.Settings, phases: RunPhases | None, iteration: int, change: BlendChange, recorded: Identity | None
-) -> s.Settings:
-    """Return the settings of a run whose data changes after an iteration.
-
-    Args:
-        settings: the derived settings of the run, as it recorded them.
-        phases: its phases, if it has some.
-        iteration: the last iteration with the data as they were.
-        change: the change.
-        recorded: the identity of its data, by which datasets that have more pairs now are recognized.
+def change_settings(run: RecordedRun, iteration: int, change: BlendChange) -> s.Settings:
+    """Return the settings of a run whose data changes after `iteration`, the last one with the data as they were.
 
     Raises:
         RequestError: the iteration is not one of the run, or the change names no or other datasets.
     """
+    settings, phases = run.settings, run.phases
     training = settings.training
     target, batch = change.iterations or training.iterations, training.global_batch_size or 1
-    if not 0 < iteration < target:
+    if not 0 < iteration < target or iteration > training.iterations:
         raise RequestError(
-            f"the change is after iteration {iteration:,}, and the run has {target:,}: it must be between them; choose "
-            "another --at, or a longer run with --iterations"
+            f"the change is after iteration {iteration:,}, and the run has {training.iterations:,}: it must be one of "
+            "them, and not the last one of the changed run; choose another --at, or a longer run with --iterations"
         )
     if settings.sft is not None:
         raise RequestError("a fine-tuning run (sft) has no blend that can change; start another run")
     if phases is None:
-        before, after = _divide_plain(settings, iteration, recorded)
+        before, after = _divide_plain(run, iteration)
     else:
-        before, after = _divide(phases, iteration, batch)
+        before, after = _divide(run, phases, iteration, batch)
     if (more := (target - training.iterations) * batch) != 0:
         last = after[-1]
         if last.samples is None or last.samples + more <= 0:
@@ -176,41 +215,73 @@ def change_settings(
             decay_iterations=None if decay == training.iterations else decay,  # derived from the new length
             phases=[*before, *changed],
         ),
-        dataset=msgspec.structs.replace(settings.dataset, path=None, blend=None, allow_change=False),
+        dataset=msgspec.structs.replace(
+            settings.dataset, path=None, blend=None, split=run.data.split or "1,0,0", allow_change=False
+        ),
         extra_args=arguments,
     )
 
 
-def _divide_plain(
-    settings: s.Settings, iteration: int, recorded: Identity | None
-) -> tuple[list[PhaseEntry], list[PhaseEntry]]:
+def _divide_plain(run: RecordedRun, iteration: int) -> tuple[list[PhaseEntry], list[PhaseEntry]]:
     """Return the phases before and after an iteration of a run without phases."""
-    if other := [flag for flag in select_data_arguments(settings.extra_args) if flag.startswith("--")]:
-        names = [flag for flag in other if flag.partition("=")[0] != SURPLUS_FLAG]
-        if names:
-            raise RequestError(
-                f"the run has {', '.join(names)} in extraArgs, which changes its samples in ways that phases do not "
-                "have; start another run with its weights (checkpoint.loadPath)"
-            )
-    data = collect_datasets(settings.dataset, None)
-    if data.split is None:
+    settings, data = run.settings, run.data
+    flags = [flag for flag in select_data_arguments(settings.extra_args) if flag.startswith("--")]
+    if names := [flag for flag in flags if flag.partition("=")[0] != SURPLUS_FLAG]:
+        raise RequestError(
+            f"the run has {', '.join(names)} in extraArgs, which changes its samples in ways that phases do not have; "
+            "start another run with its weights (checkpoint.loadPath)"
+        )
+    if data.split is None and (data.lists.keys() != {"train"} or sum(len(part.pairs) for part in data.train) == 1):
         raise RequestError(
             "the run has a list of datasets for each split, and phases divide each dataset by dataset.split; start "
             "another run with its weights (checkpoint.loadPath)"
         )
     batch, iterations = settings.training.global_batch_size or 1, settings.training.iterations
-    parts = {part.path: part for part in recorded.lists.get("all", [])} if recorded else {}
-    blend = [
-        BlendEntry(path=source.path, weight=source.share, pairs=_find_earlier(source, parts.get(source.path)))
-        for source in data.lists["all"]
-    ]
+    planned = next((it.planned for it in reversed(run.identities) if it.planned), iterations * batch)
     surplus = parse_data_arguments(settings.extra_args).mid_level_dataset_surplus
-    first = PhaseEntry(
-        blend=blend,
-        samples=iteration * batch,
-        cut=Cut(max(iterations, iteration) * batch, surplus),
-    )
-    return [first], [PhaseEntry(blend=blend, samples=max(iterations - iteration, 0) * batch)]
+    _check_one_order(run, batch, planned, surplus)
+    blend = [
+        BlendEntry(path=source.path, weight=source.share, pairs=_find_earlier(source, run.find_part(source.path)))
+        for source in data.train
+    ]
+    first = PhaseEntry(blend=blend, samples=iteration * batch, cut=Cut(planned, surplus))
+    return [first], [PhaseEntry(blend=blend, samples=(iterations - iteration) * batch)]
+
+
+def _check_one_order(run: RecordedRun, batch: int, planned: int, surplus: float) -> None:
+    """Raise RequestError if the run has read samples of several orders: of other batches, or of other epochs.
+
+    Megatron-LM draws an order for all samples of a run. In a longer run it differs if it has more epochs of a pair.
+    """
+    if batches := {identity.batch for identity in run.identities} - {None, batch}:
+        raise RequestError(
+            f"the run had a global batch of {batches.pop():,} before {batch:,}, so its iterations do not show what it "
+            "has read; start another run with its weights (checkpoint.loadPath)"
+        )
+    lengths = {identity.planned for identity in run.identities if identity.planned} | {planned}
+    fractions = parse_fractions(run.data.split) if run.data.split is not None else [1.0]
+    pairs = [weighted for source in run.data.train for weighted in source.weighted_pairs()]
+    orders = set[tuple[tuple[int, int], ...]]()
+    for samples in lengths:
+        requested = plan_blend([weight for weight, _ in pairs], samples, surplus).requested
+        epochs = [
+            count_epochs(_count_tokens(pair, fractions), samples if len(pairs) == 1 else count, run.seq_length)
+            for (_, pair), count in zip(pairs, requested, strict=True)
+        ]
+        orders.add(tuple((epoch.number, epoch.shuffled_first) for epoch in epochs))
+    if len(orders) > 1:
+        sizes = " and ".join(f"{samples:,}" for samples in sorted(lengths))
+        raise RequestError(
+            f"the run was planned for {sizes} samples, of which Megatron-LM has drawn other orders because they read "
+            "its data more often, so phases cannot continue them; start another run with its weights "
+            "(checkpoint.loadPath)"
+        )
+
+
+def _count_tokens(pair: Pair, fractions: Sequence[float]) -> int:
+    """Return the tokens of the training part of a pair, at least 1."""
+    first, end = divide(fractions, pair.reader.sequences)[0] or (0, 0)
+    return max(1, int(pair.reader.lengths[first:end].sum(dtype=np.int64)))
 
 
 def _find_earlier(source: WeightedDataset, recorded: IdentityPart | None) -> list[str] | None:
@@ -230,12 +301,15 @@ def _find_earlier(source: WeightedDataset, recorded: IdentityPart | None) -> lis
     )
 
 
-def _divide(phases: RunPhases, iteration: int, batch: int) -> tuple[list[PhaseEntry], list[PhaseEntry]]:
+def _divide(
+    run: RecordedRun, phases: RunPhases, iteration: int, batch: int
+) -> tuple[list[PhaseEntry], list[PhaseEntry]]:
     """Return the phases before and after an iteration of a run with phases, without schedules."""
+    earlier = {source.path: _find_earlier(source, run.find_part(source.path)) for source in run.data.train}
     before, after = list[PhaseEntry](), list[PhaseEntry]()
     for phase, planned in zip(phases.phases, phases.planned, strict=True):
         entry = PhaseEntry(
-            blend=[_to_entry(share) for share in planned.shares],
+            blend=[_to_entry(share, earlier.get(share.path)) for share in planned.shares],
             samples=planned.samples,
             seq_length=planned.seq_length,
             seed=planned.seed,
@@ -261,19 +335,21 @@ def _divide(phases: RunPhases, iteration: int, batch: int) -> tuple[list[PhaseEn
     return before, after
 
 
-def _to_entry(share: PhaseShare) -> BlendEntry:
+def _to_entry(share: PhaseShare, earlier: list[str] | None) -> BlendEntry:
     return BlendEntry(
         path=share.path,
         weight=share.weight,
         tokens=share.tokens,
         epochs=share.epochs,
         max_epochs=share.max_epochs,
-        pairs=None if share.pairs is None else list(share.pairs),
+        pairs=earlier if share.pairs is None else list(share.pairs),
     )
 
 
 def _check_names(change: BlendChange, phases: Sequence[PhaseEntry]) -> None:
-    """Raise RequestError for a dataset to change that no phase has, one to add that a phase has, and for no change."""
+    """Raise RequestError for a dataset to change that no phase has, or twice, and for one to add that a phase has."""
+    if both := set(change.remove) & change.weights.keys():
+        raise RequestError(f"--remove and --weight name {both.pop()}; use one of them")
     known = {entry.path for phase in phases for entry in phase.blend}
     for option, names in (("--remove", change.remove), ("--weight", change.weights)):
         for name in names:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tokenmill.train.data.phases import RunPhases
 
 IDENTITY = "identity.json"
+SURPLUS_FLAG = "--mid-level-dataset-surplus"
 
 DATA_FLAGS = (
     *("--data-path", "--data-args-path", "--per-split-data-args-path", "--per-dataset-sequences-path"),
@@ -83,7 +84,15 @@ class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
     tokenizer_name: str
     arguments: list[str]
     """Arguments in extraArgs that name data."""
+    planned: int | None = None
+    """Samples for which Megatron-LM makes its own order; those of the run without phases, of which a phase was cut."""
+    batch: int | None = None
+    """Samples of an iteration."""
+    surplus: float | None = None
+    """The --mid-level-dataset-surplus of that order."""
     phases: list[IdentityPhase] = []
+    datasets: list[IdentityPart] = []
+    """All datasets of the phases."""
     plan: str = ""
     """The name of the file with the plan of the phases."""
     samples: DataIdentity | None = None
@@ -121,14 +130,20 @@ def build_identity(data: "TrainingData", arguments: Sequence[str], extra_args: S
         tokenizer=data.fingerprint,
         tokenizer_name=data.reference,
         arguments=select_data_arguments(extra_args),
+        planned=args.train_iters * args.global_batch_size if args.train_iters and args.global_batch_size else None,
+        batch=args.global_batch_size,
+        surplus=args.mid_level_dataset_surplus,
     )
 
 
 def add_phases(identity: Identity, phases: "RunPhases") -> Identity:
     """Return the identity of a run with phases."""
-    plain = phases.phases[0].plain
+    plain, first = phases.phases[0].plain, phases.phases[0].data
     return msgspec.structs.replace(
         identity,
+        planned=None if plain is None else first.ordered,
+        surplus=None if plain is None else first.surplus,
+        datasets=[part for parts in identity.lists.values() for part in parts],
         lists=identity.lists
         if plain is None
         else {name: [_build_part(source) for source in sources] for name, sources in plain.lists.items()},
@@ -155,12 +170,11 @@ def select_data_arguments(extra_args: Sequence[str]) -> list[str]:
     return arguments
 
 
-def find_identity(directory: Path, iteration: int) -> Identity | None:
-    """Return the data of the checkpoint of an iteration, or of the last one before it; None without a record."""
-    events = _select_checkpoint_events(
-        _drop_superseded(_read_events(directory / IDENTITY, Tree(directory.parents[1]))), iteration
-    )
-    return events[0].identity if events else None
+def find_identities(directory: Path, iteration: int) -> list[Identity]:
+    """Return the data of the checkpoint of an iteration, and of earlier ones, the earliest first."""
+    events = _drop_superseded(_read_events(directory / IDENTITY, Tree(directory.parents[1])))
+    before = [event.identity for event in events if event.iteration < iteration]
+    return before or [event.identity for event in events[:1]]
 
 
 def check_identity(
@@ -205,10 +219,16 @@ def check_identity(
         previous_events != valid_events
         or not previous_events
         or _list_differences(previous_events[-1].identity, identity)
+        or _get_order(previous_events[-1].identity) != _get_order(identity)
     ):
         event = Event(iteration, time.time(), identity, adopted=bool(iteration and not checkpoint_events))
         tree.write_atomic(path, readable_json(msgspec.to_builtins(History([*events, event]))))
     return messages
+
+
+def _get_order(identity: Identity) -> tuple[int | None, int | None]:
+    """Return what may change the order of the samples without being other data."""
+    return identity.planned, identity.batch
 
 
 def _read_events(path: Path, tree: Tree) -> list[Event]:
@@ -265,13 +285,24 @@ def _list_phase_differences(old: Identity, new: Identity, iteration: int | None)
             return [f"number of phases: {len(old.phases)} -> {len(new.phases)}"]
         if before.plain != after.plain or (not before.plain and before.order != after.order):
             return [f"phase {number}, from iteration {begin + 1:,} on: other datasets, weights, lengths or seeds"]
-        if before.plain and (differences := _list_data_differences(old, new)):
+        if before.plain and (differences := _list_plain_differences(old, new)):
             return differences
         if before.end != after.end and (iteration is None or min(before.end, after.end) < iteration):
             ends = ("the end of the run" if end == endless[0].end else f"{end:,}" for end in (before.end, after.end))
             return [f"end of phase {number}: {' -> '.join(ends)}"]
         begin = min(before.end, after.end)
     return []
+
+
+def _list_plain_differences(old: Identity, new: Identity) -> list[str]:
+    """Return the differences of a run without phases, and of the phase that a change has cut from one."""
+    values = {"samples of its order": (old.planned, new.planned), SURPLUS_FLAG: (old.surplus, new.surplus)}
+    values["global batch"] = (old.batch, new.batch)
+    return _list_data_differences(old, new) + [
+        f"{name}: {before} -> {after}"
+        for name, (before, after) in values.items()
+        if before is not None and after is not None and before != after
+    ]
 
 
 def _list_data_differences(old: Identity, new: Identity) -> list[str]:
@@ -300,10 +331,20 @@ def _list_other_differences(old: Identity, new: Identity) -> list[str]:
         differences.append(
             f"tokenizer: {old.tokenizer_name} ({old.tokenizer[:12]}) -> {new.tokenizer_name} ({new.tokenizer[:12]})"
         )
-    arguments = [" ".join(identity.arguments) or "none" for identity in (old, new)]
+    arguments = [" ".join(_drop_surplus(identity, old, new)) or "none" for identity in (old, new)]
     if arguments[0] != arguments[1]:
         differences.append(f"extraArgs: {arguments[0]} -> {arguments[1]}")
     return differences
+
+
+def _drop_surplus(identity: Identity, old: Identity, new: Identity) -> list[str]:
+    """Return the arguments; the surplus of phases is not an argument, and compared with the order."""
+    arguments = list(identity.arguments)
+    if old.phases or new.phases:
+        for place in range(len(arguments) - 1, -1, -1):
+            if arguments[place].partition("=")[0] == SURPLUS_FLAG:
+                del arguments[place : place + (1 if "=" in arguments[place] else 2)]
+    return arguments
 
 
 def _parts_by_content(identity: Identity) -> dict[str, IdentityPart]:

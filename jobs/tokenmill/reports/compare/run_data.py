@@ -110,7 +110,7 @@ def _read_history(
     last, change = history.events[-1], ""
     # An event after a tracker was set back replaces the later ones.
     valid = [*(event for event in history.events[:-1] if event.iteration < last.iteration), last]
-    if any(event.identity != last.identity for event in valid):
+    if any(_drop_order(event.identity) != _drop_order(last.identity) for event in valid):
         change = f"its data was changed at iteration {last.iteration:,} ({path})"
     elif valid[0].adopted:
         change = f"there is no record of its data before iteration {valid[0].iteration:,} ({path})"
@@ -121,6 +121,11 @@ def _read_history(
         last = next((event for event in reversed(valid) if event.iteration < iteration), valid[0])
     data = _convert_identity(last.identity, settings, path, batch)
     return msgspec.structs.replace(data, begin=last.iteration, change=change)
+
+
+def _drop_order(identity: Identity) -> Identity:
+    """Return an identity without the numbers that a longer run changes."""
+    return msgspec.structs.replace(identity, planned=None, batch=None)
 
 
 def _read_batch(identity: Path) -> int | None:
@@ -143,13 +148,14 @@ def _convert_identity(identity: Identity, settings: dict[str, str], path: Path, 
     name = "train" if "train" in identity.lists else next(iter(identity.lists), "")
     parts = identity.lists.get(name, [])
     iterations = find_integer(settings, ("train_iters", "training.iterations"))
+    batch = identity.batch or batch
     return RunData(
         identity=DataIdentity(
             kind="packed" if "--sft" in identity.arguments else "pairs",
             sources=tuple(SourceIdentity(part.path, part.content, part.share) for part in parts),
             tokenizer=identity.tokenizer,
             seq_length=identity.sequence_length,
-            samples=batch * iterations if batch and iterations else None,
+            samples=identity.planned or (batch * iterations if batch and iterations else None),
             seed=identity.seed,
             split=identity.split,
             part="train",

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from tokenmill.datasets.blend_file import WeightedSource
+from tokenmill.datasets.formats.indexed.reader import find_source, read_view
 from tokenmill.datasets.sources import open_pairs
 from tokenmill.datasets.split import divide, parse_fractions
 from tokenmill.datasets.weighted import Pair, WeightedDataset
@@ -24,7 +25,7 @@ from tokenmill.samples.epochs import count_epochs
 from tokenmill.samples.pair_blend import MAX_ORDER, load_order
 from tokenmill.samples.pair_order import release
 from tokenmill.samples.phases.plan_file import Cut, Phase, PhaseShare
-from tokenmill.samples.phases.ranges import Ranges, find_left, join
+from tokenmill.samples.phases.ranges import Ranges, RangesBuilder, find_left, join
 from tokenmill.samples.phases.views import write_view
 
 MAX_EPOCHS = 100_000
@@ -173,6 +174,11 @@ class _PairState:
         """Return the ranges that the first samples of an entry leave, by default all of them."""
         reader = entry.pair.reader
         epochs = count_epochs(entry.pair.tokens, entry.samples, seq_length)
+        if max(epochs.number * reader.sequences, epochs.samples) > MAX_ORDER:
+            raise RequestError(
+                f"a phase reads {self.pair.prefix} {epochs.number:,} times, an order of {epochs.samples:,} samples; "
+                "reduce its length"
+            )
         order = load_order(entry.pair, (0, reader.sequences), epochs, seed, self.index_cache)
         release(reader.lengths)
         return find_left(
@@ -374,6 +380,18 @@ class PhasePlanner:
         dataset = self.datasets[share.path]
         return dataset if share.pairs is None else select_pairs(dataset, share.pairs)
 
+    def _continue_source(self, state: _PairState) -> None:
+        """Let a view without forgotten documents continue where the phases have left its pair."""
+        view = read_view(Path(state.pair.prefix))
+        if view is None:
+            return
+        source = self._states.get(os.path.realpath(find_source(Path(state.pair.prefix), view)))
+        if source is not None and source.drawn:
+            state.left, state.owed = (
+                None if ranges is None else _keep(ranges, state.pair, self.views)
+                for ranges in (source.left, source.owed)
+            )
+
     def _find_state(self, share: PhaseShare) -> _DatasetState:
         """Return the state of a dataset, with those of its pairs that have tokens in the training part."""
         states = []
@@ -384,7 +402,9 @@ class PhasePlanner:
                 bounds = divide(self.fractions, reader.sequences)[0] or (0, 0)
                 part = Ranges(reader.pointers[slice(*bounds)], reader.lengths[slice(*bounds)])
                 whole = None if bounds == (0, reader.sequences) else part
-                self._states[identity] = _PairState(pair, identity, whole, part.tokens, self.views, self.index_cache)
+                state = _PairState(pair, identity, whole, part.tokens, self.views, self.index_cache)
+                self._states[identity] = state
+                self._continue_source(state)
             states.append(self._states[identity])
         dataset = self._datasets.setdefault(
             (share.path, share.pairs), _DatasetState([state for state in states if state.tokens > 0])
@@ -392,6 +412,18 @@ class PhasePlanner:
         if not dataset.pairs:
             raise RequestError(f"{share.path} has no tokens for training with this split; give train a larger share")
         return dataset
+
+
+def _keep(ranges: Ranges, pair: Pair, views: Path) -> Ranges:
+    """Return those of some ranges of a `.bin` that begin in a sequence of a pair."""
+    reader, size = pair.reader, pair.reader.dtype.itemsize
+    builder = RangesBuilder(views)
+    for block in ranges.blocks():
+        places = np.maximum(reader.pointers.searchsorted(block.offsets, "right") - 1, 0)
+        ends = reader.pointers[places] + reader.lengths[places].astype(np.int64) * size
+        kept = (block.offsets >= reader.pointers[places]) & (block.offsets < ends)
+        builder.add(Ranges(block.offsets[kept], block.lengths[kept]))
+    return builder.finish()
 
 
 def select_pairs(dataset: WeightedDataset, names: Sequence[str]) -> WeightedDataset:

@@ -41,7 +41,7 @@ class BlendEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     epochs: Positive | None = None
     to: Annotated[float, msgspec.Meta(ge=0, lt=1e18)] | None = None
     max_epochs: Positive | None = None
-    pairs: list[str] | None = None
+    pairs: Annotated[list[str], msgspec.Meta(min_length=1)] | None = None
 
 
 class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -200,6 +200,8 @@ def _count_samples(entry: PhaseEntry, label: str, length: int, batch: int, *, ha
     samples = entry.samples if entry.samples is not None else int((entry.tokens or 0) // length)
     if entry.samples is None:  # a number of tokens is rounded down to complete iterations
         samples -= samples % batch
+    if samples > MAX_SAMPLES:
+        raise RequestError(f"{label} has more than {MAX_SAMPLES:,} samples; use fewer")
     if samples % batch or not samples:
         raise RequestError(
             f"{label} has {samples:,} samples, and the global batch is {batch:,}: a phase cannot end "

@@ -10,6 +10,7 @@ from pathlib import Path
 from tokenmill.checkpoints import repair as checkpoints
 from tokenmill.checkpoints.convert.initial_weights import read_initial_record
 from tokenmill.checkpoints.model_record import ModelRecord, build_model_record
+from tokenmill.core.files.explain import explain_os_errors
 from tokenmill.datasets.training_data import TrainingData
 from tokenmill.errors import TokenmillError
 from tokenmill.fit.memory import checkpoint_bytes
@@ -148,7 +149,8 @@ def prepare_data(settings: Settings, views: Path) -> tuple[Settings, RunPhases |
     """
     phases = None
     if (plan := phase_data.read_plan(settings)) is not None:
-        settings, phases = phase_data.plan_phases(settings, plan, views)
+        with explain_os_errors(views):
+            settings, phases = phase_data.plan_phases(settings, plan, views)
     return settings, phases, resolve(settings)
 
 

@@ -422,10 +422,13 @@ def _follow_attempt(
     deadline = time.monotonic() + VERDICT_TIMEOUT_SECONDS
     while time.monotonic() < deadline and not signals.received:
         verdict = records.read_verdict()
-        if run.saved_iteration() >= run.target or (verdict and verdict.code == 0 and verdict.iteration >= run.target):
+        is_new = verdict is not None and verdict != previous_verdict  # an earlier one may be of a run that was set back
+        if run.saved_iteration() >= run.target or (
+            verdict and is_new and verdict.code == 0 and verdict.iteration >= run.target
+        ):
             _finish(0, f"completed: iteration {run.target:,} is saved")
             return False
-        if verdict and verdict != previous_verdict:
+        if verdict and is_new:
             if verdict.iteration > began_at and run.is_transition(verdict.iteration):
                 return True
             _finish(
