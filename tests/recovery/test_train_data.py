@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from support.commandline import tokenmill
 from support.corpus import TOKENIZER, text
 from support.runs import Forge, tree
 from support.train import (
@@ -75,12 +76,12 @@ def test_an_allowed_change_of_data_is_recorded_with_its_iteration(
     run.settings["training"]["iterations"] = 40
     assert run.once()[0] == 0
     run.assert_exact()
-    assert [event["iteration"] for event in events(run)] == [0, 20]
+    assert [event["iteration"] for event in events(run)] == [0, 20, 30], "the change, and the longer run"
     # Return to the checkpoint that was trained on the first dataset only.
     (run.checkpoints / "latest_checkpointed_iteration.txt").write_text("20")
     run.settings["dataset"] = {"path": str(tokenized), "split": "90,5,5"}
     assert run.once()[0] == 0
-    assert [event["iteration"] for event in events(run)] == [0, 20, 20]
+    assert [event["iteration"] for event in events(run)] == [0, 20, 30, 20]
 
 
 def test_settings_that_keep_samples_may_change(job: Callable[..., Job], tokenized: Path, tmp_path: Path) -> None:
@@ -105,7 +106,10 @@ def test_settings_that_keep_samples_may_change(job: Callable[..., Job], tokenize
         code, log = run.once()
         assert code == 0, log
         run.assert_exact()
-    assert len(events(run)) == 1
+    contents = {part["content"] for event in events(run) for part in event["identity"]["lists"]["all"]}
+    assert len(contents) == 1, "the events are those of longer runs"
+    inspected = tokenmill("inspect", run.checkpoints, "--iteration", 50)
+    assert inspected.code == 0 and "was changed" not in inspected.err, inspected.err
 
 
 def test_a_run_without_a_checkpoint_may_change_data(job: Callable[..., Job], other: Path) -> None:

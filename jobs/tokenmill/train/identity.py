@@ -268,6 +268,11 @@ def _select_checkpoint_events(valid_events: list[Event], iteration: int) -> list
     return before + [event for event in valid_events if event.iteration == iteration]
 
 
+def is_same_data(old: Identity, new: Identity) -> bool:
+    """Return whether two runs have the same data; one may be longer."""
+    return not _list_differences(old, new)
+
+
 def _list_differences(old: Identity, new: Identity, iteration: int | None = None) -> list[str]:
     """Return a line `name: old -> new` for each difference; of phases, those that begin before an iteration."""
     if old.phases or new.phases:

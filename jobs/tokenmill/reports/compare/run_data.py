@@ -18,7 +18,7 @@ from tokenmill.reports.compare.search import MAX_SMALL_BYTES, RunFiles, read_sma
 from tokenmill.reports.compare.settings import GLOBAL_BATCH_NAMES, find_integer
 from tokenmill.samples.identity import DataIdentity, SourceIdentity
 from tokenmill.samples.run_record import NAME, read_record
-from tokenmill.train.identity import History, Identity
+from tokenmill.train.identity import History, Identity, is_same_data
 
 _MEGATRON_SURPLUS = 0.005
 """Megatron-LM's --mid-level-dataset-surplus, unless extraArgs sets it."""
@@ -110,7 +110,7 @@ def _read_history(
     last, change = history.events[-1], ""
     # An event after a tracker was set back replaces the later ones.
     valid = [*(event for event in history.events[:-1] if event.iteration < last.iteration), last]
-    if any(_drop_order(event.identity) != _drop_order(last.identity) for event in valid):
+    if not all(is_same_data(event.identity, last.identity) for event in valid):
         change = f"its data was changed at iteration {last.iteration:,} ({path})"
     elif valid[0].adopted:
         change = f"there is no record of its data before iteration {valid[0].iteration:,} ({path})"
@@ -121,11 +121,6 @@ def _read_history(
         last = next((event for event in reversed(valid) if event.iteration < iteration), valid[0])
     data = _convert_identity(last.identity, settings, path, batch)
     return msgspec.structs.replace(data, begin=last.iteration, change=change)
-
-
-def _drop_order(identity: Identity) -> Identity:
-    """Return an identity without the numbers that a longer run changes."""
-    return msgspec.structs.replace(identity, planned=None, batch=None)
 
 
 def _read_batch(identity: Path) -> int | None:
