@@ -393,7 +393,12 @@ def training_schema() -> str:
             saveInterval=type_schema(int, may_be_zero=False),
             without=("phases",),
             useSharp={"enum": [True, False, 0, 1, "0", "1", "true", "false"]},
-            phases={"type": ["array", "string", "null"], "items": settings_section(PhaseEntry)},
+            phases={
+                "type": ["array", "string", "null"],
+                "minItems": 1,
+                "minLength": 1,
+                "items": settings_section(PhaseEntry),
+            },
         ),
         "parallelism": settings_section(settings.Parallelism),
         "supervision": settings_section(settings.Supervision),
@@ -415,6 +420,7 @@ def training_schema() -> str:
     own["properties"]["dataset"]["properties"]["blend"] = {
         **settings_section(settings.Blend, described=True),
         "type": ["object", "string", "null"],
+        "minLength": 1,
     }
     return schema_file(own["properties"], own["required"], source["definitions"])
 

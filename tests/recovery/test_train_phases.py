@@ -14,6 +14,7 @@ import tokenmill.data
 from support.commandline import CommandResult
 from support.commandline import tokenmill as run_tokenmill
 from support.corpus import TOKENIZER, text
+from support.disk import Disk
 from support.runs import Forge
 from support.train import ITERATIONS, Job, events, last_line, wait_for
 
@@ -134,6 +135,10 @@ def test_later_phases_may_change_and_earlier_ones_may_not(
         ({"phases": [{"samples": 7, "blend": [{"path": "a", "weight": 1}]}]}, "cannot end inside an iteration"),
         ({"phases": "nowhere.yaml"}, "there is no file nowhere.yaml with phases"),
         ({"phases": [{"iterations": 9}]}, "missing required field `blend`"),
+        ({"phases": []}, "length >= 1"),
+        ({"phases": ""}, "length >= 1"),
+        ({"phases": False}, "training.phases"),
+        ({"phases": 0}, "training.phases"),
     ],
 )
 def test_a_plan_that_does_not_fit_is_refused(phased: Callable[..., Job], change: dict[str, Any], message: str) -> None:
@@ -167,6 +172,53 @@ def test_a_file_of_phases_of_other_lengths(
     assert code == 0, log
     run.assert_exact()
     assert len(list((run.checkpoints / ".tokenmill/phases").glob("plan-*.json"))) == 1
+
+
+@pytest.mark.parametrize("suffix", [".idx", ".bin", ".view.json"])
+def test_damaged_views_are_noticed_before_a_rank_reads_them(phased: Callable[..., Job], suffix: str) -> None:
+    """An index that is cut in half is refused; a missing link or record is written again."""
+    run = phased(step=0.03)
+    node = run.start()
+    wait_for(run, "iteration       14/")
+    node.kill()
+    node.wait()
+    views = run.checkpoints / ".tokenmill/phases"
+    before = {path.name: path.read_bytes() for path in views.iterdir() if path.suffix != ".lock"}
+    for path in views.glob(f"*{suffix}"):
+        if suffix == ".idx":
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        else:
+            path.unlink()
+    code, log = run.once()
+    if suffix == ".idx":
+        assert code == 2 and f"delete {views}, and run the same command again" in log, log
+        shutil.rmtree(views)
+        code, log = run.once()
+    assert code == 0, log
+    run.assert_exact()
+    assert {path.name: path.read_bytes() for path in views.iterdir() if path.suffix != ".lock"} == before
+    assert run_tokenmill("verify", views).code == 0
+
+
+def test_a_name_with_a_space_is_a_dataset_like_any_other(
+    phased: Callable[..., Job], datasets: tuple[Path, Path], tmp_path: Path
+) -> None:
+    run = phased()
+    spaced = tmp_path / "two words"
+    spaced.symlink_to(datasets[0])
+    (tmp_path / "other").mkdir()
+    for phase in run.settings["training"]["phases"]:
+        phase["blend"][0]["path"] = f"{tmp_path}/other/../two words"
+    code, log = run.once()
+    assert code == 0, log
+    run.assert_exact()
+
+
+def test_a_full_volume_at_the_first_views_has_its_remedy(phased: Callable[..., Job], disk: Disk) -> None:
+    run = phased(checkpoint__path=str(disk.path / "checkpoints"))
+    disk.fill()
+    code, log = run.once()
+    assert code in (2, 143) and "no space left" in log.lower() and "Traceback" not in log, log
 
 
 # -- a change in the middle

@@ -320,6 +320,8 @@ def _render_values(data: Any, key: str | None, root: Path) -> bytes:
     """Return the values for the chart: paths on the volume, and the computed weights."""
     import yaml
 
+    from tokenmill.core.files.user_path import volume_path
+
     class Dumper(yaml.SafeDumper):
         """Quotes paths, because Helm reads some texts that PyYAML leaves unquoted as numbers, such as 1e5."""
 
@@ -327,26 +329,13 @@ def _render_values(data: Any, key: str | None, root: Path) -> bytes:
         Path, lambda dumper, path: dumper.represent_scalar("tag:yaml.org,2002:str", str(path), '"')
     )
     shares: dict[str, object] = {
-        name: [{"path": _volume_path(source.path, root), "weight": source.share} for source in sources]
+        name: [{"path": volume_path(source.path, root), "weight": source.share} for source in sources]
         for name, sources in data.lists.items()
     }
     dataset: dict[str, object] = {"blend": {**shares, "by": "given"}}
     dataset |= {"split": data.split} if data.split else {}
     dataset |= {"key": key} if key else {}
     return yaml.dump({"dataset": dataset}, Dumper=Dumper, sort_keys=False).encode()
-
-
-def _volume_path(part: str, root: Path) -> Path:
-    """Return the path of a part relative to the root of the volume."""
-    from tokenmill.errors import RequestError
-
-    path = Path(os.path.relpath(root / part, root))
-    if path.parts[:1] in ((), ("..",)):
-        raise RequestError(
-            f"{part} is not below {root.absolute()}, but the chart needs the path of each dataset on its volume: "
-            "set --root to the mount point of the volume"
-        )
-    return path
 
 
 def _render_table(data: Any, tokens: float | None) -> list[str]:

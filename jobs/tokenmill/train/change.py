@@ -15,6 +15,7 @@ import numpy as np
 
 from tokenmill.checkpoints.repair import read_tracked_iteration
 from tokenmill.core.files.publish import write_atomic
+from tokenmill.core.files.user_path import volume_path
 from tokenmill.datasets.split import divide, parse_fractions
 from tokenmill.datasets.training_data import TrainingData
 from tokenmill.datasets.weighted import Pair, WeightedDataset
@@ -30,6 +31,7 @@ from tokenmill.train.identity import (
     Identity,
     IdentityPart,
     check_identity,
+    drop_surplus,
     find_identities,
     select_data_arguments,
 )
@@ -151,7 +153,7 @@ def _to_values(settings: s.Settings, root: Path) -> dict[str, object]:
     relative = [
         msgspec.structs.replace(
             phase,
-            blend=[msgspec.structs.replace(entry, path=_relative(entry.path, root)) for entry in phase.blend],
+            blend=[msgspec.structs.replace(entry, path=str(volume_path(entry.path, root))) for entry in phase.blend],
         )
         for phase in phases
     ]
@@ -160,14 +162,6 @@ def _to_values(settings: s.Settings, root: Path) -> dict[str, object]:
         "dataset": {"blend": None, "split": settings.dataset.split, "allowChange": False},
         "extraArgs": settings.extra_args,
     }
-
-
-def _relative(path: str, root: Path) -> str:
-    if not Path(path).is_relative_to(root):
-        raise RequestError(
-            f"the run reads {path}, which is not below {root}; set --root to the mount point of the volume"
-        )
-    return str(Path(path).relative_to(root))
 
 
 def change_settings(run: RecordedRun, iteration: int, change: BlendChange) -> s.Settings:
@@ -202,10 +196,6 @@ def change_settings(run: RecordedRun, iteration: int, change: BlendChange) -> s.
     changed = [msgspec.structs.replace(phase, blend=change.apply(phase.blend)) for phase in after]
     if not all(any(entry.weight or entry.tokens or entry.epochs for entry in phase.blend) for phase in changed):
         raise RequestError("the change removes all datasets of a phase; add another one with --add")
-    arguments = list(settings.extra_args)
-    for place in range(len(arguments) - 1, -1, -1):  # a cut has it
-        if arguments[place].partition("=")[0] == SURPLUS_FLAG:
-            del arguments[place : place + (1 if "=" in arguments[place] else 2)]
     decay = training.decay_iterations
     return msgspec.structs.replace(
         settings,
@@ -218,7 +208,7 @@ def change_settings(run: RecordedRun, iteration: int, change: BlendChange) -> s.
         dataset=msgspec.structs.replace(
             settings.dataset, path=None, blend=None, split=run.data.split or "1,0,0", allow_change=False
         ),
-        extra_args=arguments,
+        extra_args=drop_surplus(settings.extra_args),  # a cut has it
     )
 
 

@@ -336,20 +336,24 @@ def _list_other_differences(old: Identity, new: Identity) -> list[str]:
         differences.append(
             f"tokenizer: {old.tokenizer_name} ({old.tokenizer[:12]}) -> {new.tokenizer_name} ({new.tokenizer[:12]})"
         )
-    arguments = [" ".join(_drop_surplus(identity, old, new)) or "none" for identity in (old, new)]
+    arguments = [" ".join(_list_arguments(identity, old, new)) or "none" for identity in (old, new)]
     if arguments[0] != arguments[1]:
         differences.append(f"extraArgs: {arguments[0]} -> {arguments[1]}")
     return differences
 
 
-def _drop_surplus(identity: Identity, old: Identity, new: Identity) -> list[str]:
+def _list_arguments(identity: Identity, old: Identity, new: Identity) -> list[str]:
     """Return the arguments; the surplus of phases is not an argument, and compared with the order."""
-    arguments = list(identity.arguments)
-    if old.phases or new.phases:
-        for place in range(len(arguments) - 1, -1, -1):
-            if arguments[place].partition("=")[0] == SURPLUS_FLAG:
-                del arguments[place : place + (1 if "=" in arguments[place] else 2)]
-    return arguments
+    return drop_surplus(identity.arguments) if old.phases or new.phases else identity.arguments
+
+
+def drop_surplus(arguments: Sequence[str]) -> list[str]:
+    """Return arguments without --mid-level-dataset-surplus and its value."""
+    kept = list(arguments)
+    for place in range(len(kept) - 1, -1, -1):
+        if kept[place].partition("=")[0] == SURPLUS_FLAG:
+            del kept[place : place + (1 if "=" in kept[place] else 2)]
+    return kept
 
 
 def _parts_by_content(identity: Identity) -> dict[str, IdentityPart]:

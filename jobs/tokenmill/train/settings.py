@@ -63,6 +63,9 @@ RESERVED_FLAGS = {
 """Flags that tokenmill needs to control in order to supervise a run, each with the remedy of the error message."""
 
 
+NOT_EMPTY = msgspec.Meta(min_length=1)
+
+
 class Section(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=True, kw_only=True):
     """A section of the settings file, whose keys are in camelCase."""
 
@@ -111,7 +114,7 @@ class Training(Section, frozen=True):
     check_for_spiky_loss: bool = False
     check_for_nan: bool = True
     data_workers: int = 2
-    phases: list[PhaseEntry] | str | None = None
+    phases: Annotated[list[PhaseEntry], NOT_EMPTY] | Annotated[str, NOT_EMPTY] | None = None
     """Phases with their own data, as in a file of phases, or such a file; None for one blend."""
     max_epochs: float = 1000.0
     """Maximum number of times that a run may read a dataset; repeated text stops helping at a much lower number."""

@@ -67,3 +67,18 @@ def _check_type(path: Path, mode: int, description: str) -> None:
         raise RequestError(
             f"cannot read {description} {path}: it is {describe_file_type(mode)}; pass the path of a regular file"
         )
+
+
+def volume_path(path: str, root: Path) -> Path:
+    """Return a path relative to the root of a volume, as the charts name it.
+
+    Raises:
+        RequestError: the path is not below the root.
+    """
+    relative = Path(os.path.relpath(root / path, root))
+    if relative.parts[:1] in ((), ("..",)):
+        raise RequestError(
+            f"{path} is not below {root.absolute()}, but the chart needs the path of each dataset on its volume: "
+            "set --root to the mount point of the volume"
+        )
+    return relative

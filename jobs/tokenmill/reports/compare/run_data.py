@@ -131,6 +131,7 @@ def _read_batch(identity: Path) -> int | None:
 
 
 def _convert_identity(identity: Identity, settings: dict[str, str], path: Path, batch: int | None) -> RunData:
+    batch = identity.batch or batch
     if identity.samples is not None:
         return RunData(
             identity=identity.samples,
@@ -143,7 +144,6 @@ def _convert_identity(identity: Identity, settings: dict[str, str], path: Path, 
     name = "train" if "train" in identity.lists else next(iter(identity.lists), "")
     parts = identity.lists.get(name, [])
     iterations = find_integer(settings, ("train_iters", "training.iterations"))
-    batch = identity.batch or batch
     return RunData(
         identity=DataIdentity(
             kind="packed" if "--sft" in identity.arguments else "pairs",

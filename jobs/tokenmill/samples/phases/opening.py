@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tokenmill.core.files.codec import content_id, read_json, readable_json
 from tokenmill.core.files.publish import write_atomic
 from tokenmill.core.typed_json import convert_json
-from tokenmill.datasets.formats.indexed.reader import DamagedPair, find_source, map_pair, read_view
+from tokenmill.datasets.formats.indexed.reader import DamagedPair, IndexedReader, find_source, map_pair, read_view
 from tokenmill.datasets.weighted import Pair
 from tokenmill.engine.contract import Record
 from tokenmill.errors import RequestError
@@ -230,7 +230,7 @@ def open_phases(
                 f"phases[{number}] has seq_length {phase.seq_length:,}, and the samples have {seq_length:,}: the "
                 "samples of an order have one length; use one seq_length"
             )
-        opened = [_open_pair(views, pair) for pair in phase.pairs]
+        opened = [open_pair(views, pair) for pair in phase.pairs]
         request = PartRequest(
             fractions=(1.0, 0.0, 0.0),
             part=0,
@@ -267,16 +267,24 @@ def identify_phases(prepared: PreparedPhases, seq_length: int, seed: int) -> Dat
     )
 
 
-def _open_pair(views: Path, pair: PhasePair) -> Pair:
-    prefix = Path(os.path.normpath(views / pair.prefix))
+def map_view(prefix: Path) -> IndexedReader:
+    """Open a view (RequestError: its files are damaged)."""
     try:
-        reader = map_pair(prefix)
+        return map_pair(prefix)
     except DamagedPair as error:
-        if not pair.is_view:
-            raise
         raise RequestError(
-            f"{error.path}: {error.description}; delete {views}, and run the same command again"
+            f"{error.path}: {error.description}; delete {prefix.parent}, and run the same command again"
         ) from error
+
+
+def open_pair(views: Path, pair: PhasePair) -> Pair:
+    """Open a pair or a view of a phase.
+
+    Raises:
+        RequestError: a view is damaged, or that of other data.
+    """
+    prefix = Path(os.path.normpath(views / pair.prefix))
+    reader = map_view(prefix) if pair.is_view else map_pair(prefix)
     view = read_view(prefix)
     if view is not None and (view.content != pair.content or reader.dtype != map_pair(find_source(prefix, view)).dtype):
         raise RequestError(f"{prefix} is the view of other data; delete {views}, and run the same command again")

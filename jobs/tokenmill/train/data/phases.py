@@ -11,6 +11,7 @@ next phase: an `.idx` of what the earlier phases have left (`samples.phases`), b
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -20,7 +21,14 @@ from tokenmill.datasets.split import split_ranges
 from tokenmill.datasets.training_data import TrainingData
 from tokenmill.errors import RequestError
 from tokenmill.samples.identity import DataIdentity
-from tokenmill.samples.phases.opening import PhaseData, PreparedPhases, identify_phases, prepare_plan
+from tokenmill.samples.phases.opening import (
+    PhaseData,
+    PreparedPhases,
+    identify_phases,
+    map_view,
+    open_pair,
+    prepare_plan,
+)
 from tokenmill.samples.phases.plan import exact_weights, select_pairs
 from tokenmill.samples.phases.plan_file import Phase, PlanFile, list_phases, read_plan_file
 from tokenmill.samples.phases.ranges import Ranges
@@ -36,7 +44,7 @@ DIRECTORY = Path(".tokenmill") / "phases"
 
 @dataclass(frozen=True)
 class RunPhase:
-    """A phase: its first and its last iteration, both exclusive of the other phases', and its data."""
+    """A phase: the iteration before its first one, its last iteration, and its data."""
 
     begin: int
     end: int
@@ -67,6 +75,10 @@ class RunPhases:
     def find(self, iteration: int) -> int:
         """Return the number of the phase that follows an iteration; the last one at the end."""
         return min(sum(phase.end <= iteration for phase in self.phases), len(self.phases) - 1)
+
+    def at(self, iteration: int) -> RunPhase:
+        """Return the phase that follows an iteration; the last one at the end."""
+        return self.phases[self.find(iteration)]
 
     def is_transition(self, iteration: int) -> bool:
         """Return whether a phase ends at an iteration, and another one follows."""
@@ -119,6 +131,8 @@ def plan_phases(settings: s.Settings, plan: PlanFile, views: Path) -> tuple[s.Se
     prepared = prepare_plan(phases, plan.split, batch, key=dataset.key, views=views)
     _check_length(settings, [phase.samples // batch for phase in prepared.phases])
     _check_flags(settings)
+    for pair in {pair.prefix: pair for phase in prepared.phases for pair in phase.pairs}.values():
+        open_pair(views, pair)  # Megatron-LM would read a damaged view
     for number, phase in enumerate(prepared.phases):
         if phase.seq_length > settings.model.positions:
             raise RequestError(
@@ -198,58 +212,77 @@ def settings_of(settings: s.Settings, phase: RunPhase) -> s.Settings:
     )
 
 
-def write_phase_arguments(phases: RunPhases, number: int, data: TrainingData, settings: s.Settings) -> DataArguments:
+class HeldOutViews(NamedTuple):
+    """The views of the held-out part of all datasets, and the share of the samples of each."""
+
+    prefixes: list[str]
+    shares: list[float]
+
+    def to_list(self, samples: int) -> list[str] | None:
+        """Return weights and prefixes from which Megatron-LM draws these samples, None for no sample."""
+        if not self.prefixes or not samples:
+            return None
+        counts = _divide(samples, self.shares)
+        kept = [(prefix, count) for prefix, count in zip(self.prefixes, counts, strict=True) if count]
+        weights = exact_weights([count for _, count in kept])
+        return [item for weight, (prefix, _) in zip(weights, kept, strict=True) for item in (repr(weight), prefix)]
+
+
+def write_held_out(phases: RunPhases, data: TrainingData) -> tuple[HeldOutViews, HeldOutViews]:
+    """Write the views for validation and test; a dataset has as large a share as in the training of all phases."""
+    parts = (HeldOutViews([], []), HeldOutViews([], []))
+    if phases.split is None:
+        return parts
+    for part, held_out in enumerate(parts, 1):
+        for source in data.lists["all"]:
+            tokens = list[int]()
+            for pair in source.pairs:
+                begin, end = split_ranges(phases.split, pair.sequences)[part] or (0, 0)
+                ranges = Ranges(pair.reader.pointers[begin:end], pair.reader.lengths[begin:end])
+                if count := ranges.tokens:
+                    view = write_view(phases.views, pair, ranges).prefix
+                    map_view(Path(view))
+                    held_out.prefixes.append(view)
+                    tokens.append(count)
+            held_out.shares.extend(source.share * count / sum(tokens) for count in tokens)
+    return parts
+
+
+def write_phase_arguments(
+    phases: RunPhases,
+    phase: RunPhase,
+    held_out: tuple[HeldOutViews, HeldOutViews],
+    data: TrainingData,
+    settings: s.Settings,
+) -> DataArguments:
     """Return the data arguments of a phase for `settings_of` it, and write the file that they name."""
-    phase, total = phases.phases[number], phases.phases[-1].end
     if phase.plain is not None:
         plain = write_data_arguments(phase.plain, settings, phases.views)
         return replace(plain, exit_at=phase.end)
-    training = settings.training
-    batch, interval = training.global_batch_size or 1, training.eval_interval or 1
-    evaluation = training.eval_iterations * batch
+    training, end = settings.training, phase.begin + phase.ordered
+    total = max(phases.phases[-1].end, end)
+    evaluation = training.eval_iterations * (training.global_batch_size or 1)
+    validation, test = held_out
     lists = {
         "train": [
             item
             for pair in phase.data.pairs
             for item in (repr(pair.weight), str((phases.views / pair.prefix).resolve()))
         ],
-        "valid": _held_out(phases, data, 1, (max(total, phase.begin + phase.ordered) // interval + 1) * evaluation),
-        "test": _held_out(phases, data, 2, evaluation),
+        "valid": validation.to_list((total // (training.eval_interval or 1) + 1) * evaluation),
+        "test": test.to_list(evaluation),
     }
     file = phases.views / f"blend-{content_id(lists)[:16]}.json"
     content = readable_json(lists)
     if not file.is_file() or file.read_bytes() != content:
         write_atomic(file, content)
-    end = phase.begin + phase.ordered
     return DataArguments(
         flags=["--per-split-data-args-path", str(file)],
         tokenizer=data.tokenizer,
         cache=cache_path(data, settings),
-        phase=PhaseLength(phase.begin, end, max(total, end)),
+        phase=PhaseLength(phase.begin, end, total),
         exit_at=phase.end if phase.end < end else None,
     )
-
-
-def _held_out(phases: RunPhases, data: TrainingData, part: int, samples: int) -> list[str] | None:
-    """Return the views of the held-out part of all datasets, in proportion to what the phases draw of each dataset."""
-    if phases.split is None or not samples:
-        return None
-    views, sizes = [], []
-    for source in data.lists["all"]:
-        tokens = list[int]()
-        for pair in source.pairs:
-            begin, end = split_ranges(phases.split, pair.sequences)[part] or (0, 0)
-            ranges = Ranges(pair.reader.pointers[begin:end], pair.reader.lengths[begin:end])
-            if count := ranges.tokens:
-                views.append(write_view(phases.views, pair, ranges))
-                tokens.append(count)
-        sizes += [source.share * count / sum(tokens) for count in tokens]
-    counts = _divide(samples, sizes)
-    kept = [(view, count) for view, count in zip(views, counts, strict=True) if count]
-    if not kept:
-        return None
-    weights = exact_weights([count for _, count in kept])
-    return [item for weight, (view, _) in zip(weights, kept, strict=True) for item in (repr(weight), view.prefix)]
 
 
 def _divide(count: int, sizes: Sequence[float]) -> list[int]:

@@ -36,6 +36,7 @@ class TrainingRun:
     commands: list[list[str]]
     """The command of each phase, or one."""
     phases: RunPhases | None
+    """The phases that have an attempt each: those of Megatron-LM. Other programs read all phases in one attempt."""
     cache: Path
     """Directory of Megatron-LM's sample index."""
     messages: list[str]
@@ -68,24 +69,19 @@ class TrainingRun:
 
     def command_at(self, iteration: int) -> list[str]:
         """Return the command of an attempt that starts after an iteration."""
-        return self.commands[self.phases.find(iteration) if self.phases and self.is_megatron_lm else 0]
+        return self.commands[self.phases.find(iteration) if self.phases else 0]
 
     def settings_at(self, iteration: int) -> Settings:
         """Return the settings of an attempt that starts after an iteration."""
-        return (
-            settings_of(self.settings, self.phases.phases[self.phases.find(iteration)])
-            if self.phases
-            else self.settings
-        )
+        return settings_of(self.settings, self.phases.at(iteration)) if self.phases else self.settings
 
     def is_transition(self, iteration: int) -> bool:
         """Return whether a phase ends at an iteration, and another one follows."""
-        return self.phases is not None and self.is_megatron_lm and self.phases.is_transition(iteration)
+        return self.phases is not None and self.phases.is_transition(iteration)
 
     def end_at(self, iteration: int) -> int:
         """Return the iteration at which an attempt that starts after another one ends: a transition, or the target."""
-        is_phase = self.phases is not None and self.is_megatron_lm
-        return self.phases.phases[self.phases.find(iteration)].end if is_phase and self.phases else self.target
+        return self.phases.at(iteration).end if self.phases else self.target
 
     def saved_iteration(self) -> int:
         """Return the iteration of the last checkpoint, 0 before there is one or while the tracker cannot be read."""
@@ -123,7 +119,7 @@ def prepare(path: Path, *, scratch: Path, dry_run: bool = False) -> TrainingRun:
         given,
         node,
         [[*launcher, *program] for launcher, program in zip(launchers, programs, strict=True)],
-        phases,
+        phases if settings.trainer.framework == MEGATRON_LM else None,
         cache_path(data, settings),
         messages,
         preflight.node_problems,
@@ -171,10 +167,10 @@ def _compose(settings: Settings, data: TrainingData, phases: RunPhases | None, s
         return [framework_command(settings, data, scratch, phases.file if phases else None)]
     if phases is None:
         return [[settings.trainer.script, *megatron_arguments(settings, write_data_arguments(data, settings, scratch))]]
-    programs = []
-    for number, phase in enumerate(phases.phases):
+    programs, held_out = [], phase_data.write_held_out(phases, data)
+    for phase in phases.phases:
         own = settings_of(settings, phase)
-        arguments = phase_data.write_phase_arguments(phases, number, data, own)
+        arguments = phase_data.write_phase_arguments(phases, phase, held_out, data, own)
         programs.append([settings.trainer.script, *megatron_arguments(own, arguments)])
     return programs
 
