@@ -85,8 +85,10 @@ def test_the_samples_of_each_phase_are_those_of_the_plan(phased: Callable[..., M
             file.unlink()
     other.complete()
     assert trained | other.digests() == expected(run)
-    for number, loss in other.losses.items():  # one rank adds the gradients in another order
-        assert float(loss) == pytest.approx(float(run.losses[number]), rel=0.005)
+    for number, loss in other.losses.items():
+        # one rank adds the gradients in another order; the second line after a start has the mean of two iterations
+        single, previous = float(run.losses[number]), float(run.losses.get(number - 1, "nan"))
+        assert float(loss) in (pytest.approx(single, rel=0.005), pytest.approx((previous + single) / 2, rel=0.005))
 
 
 def test_a_killed_run_of_phases_has_the_losses_of_an_undisturbed_one(phased: Callable[..., MegatronJob]) -> None:
