@@ -414,6 +414,19 @@ def test_lines_after_an_unfinished_progress_bar_count() -> None:
     assert monitor.saving
 
 
+@pytest.mark.parametrize("rank", [None, 1])
+@pytest.mark.parametrize(
+    ("message", "transient"), [(": wrong", False), (": Connection closed by peer", True), ("", True)]
+)
+def test_text_of_another_rank_after_the_name_of_an_exception(rank: int | None, message: str, transient: bool) -> None:
+    """Python writes the name and the message of an exception one after the other."""
+    lost = [LEFT + "RuntimeError    will not load any checkpoints\n", f"{message}\n", LEFT + CLOSED]
+    texts = lost if rank is None else [prefix_lines(rank, text) for text in lost[:2]] + [lost[2]]
+    monitor = read(*texts)
+    assert monitor.is_transient is transient
+    assert ("RuntimeError: wrong" in monitor.cause) is not transient
+
+
 def test_verbose_ranks_are_read_fast_enough() -> None:
     monitor = LogMonitor()
     line = (

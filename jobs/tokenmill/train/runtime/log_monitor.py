@@ -55,6 +55,8 @@ _REPORT_ENTRY = re.compile(r"\s*(rank|exitcode)\s+: (-?\d+) ")
 _EXCEPTION_LINE = re.compile(
     r"((?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*|\w*(?:Error|Exception|Interrupt|Exit|Iteration|Group))(: |:?$)"
 )
+_CUT_EXCEPTION_LINE = re.compile(r"((?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception))\s")
+"""The name of an exception after which another rank's text continues the line; its message starts another line."""
 _PEER_FAILURE = re.compile(
     r"[Cc]onnection (was |likely |is )*(closed|reset|refused|timed out|aborted)|Broken pipe|Dist(Network|Store|Backend)"
     r"Error|Rendezvous\w*Error|SignalException|TCPStore|nccl\w+Error|NCCL (error|WARN)|gloo/transport"
@@ -165,6 +167,8 @@ class LogMonitor:
     """
     _open_tracebacks: dict[str, str] = field(default_factory=dict)
     """For each rank whose traceback is incomplete: the traceback's last line of code so far."""
+    _cut_exceptions: dict[str, str] = field(default_factory=dict)
+    """For each rank whose traceback is incomplete: the name of the exception, if its message has not been read yet."""
     _in_ignored_exception: bool = False
     _in_torchrun_report: bool = False
     _reported_rank: int = -1
@@ -344,12 +348,15 @@ class LogMonitor:
             rank, text = match.group(1), text[match.end() :]
         if not text:
             return
+        if text.startswith(": ") and rank in self._cut_exceptions:
+            text = self._cut_exceptions.pop(rank) + text
         if text.startswith("Exception ignored in"):
             self._in_ignored_exception = True
         elif self._in_torchrun_report:
             self._read_report(text)
         elif text.startswith("Traceback (most recent call last)"):
             self._open_tracebacks[rank] = ""
+            self._cut_exceptions.pop(rank, None)
         elif rank in self._open_tracebacks and text[0] == " ":
             if text.strip(" ^~"):
                 self._open_tracebacks[rank] = text.strip()
@@ -359,6 +366,8 @@ class LogMonitor:
             if not self._in_ignored_exception and not self._in_torchrun_report:
                 self._record_failure(rank, f"{text}: {code}" if text == "AssertionError" and code else text)
             self._in_ignored_exception = False
+        elif rank in self._open_tracebacks and (match := _CUT_EXCEPTION_LINE.match(text)):
+            self._cut_exceptions[rank] = match[1]
         elif _ERROR_LINE.match(text):
             self._record_failure(rank, text.rpartition("rerun_state_machine:")[2])
         else:
