@@ -50,7 +50,7 @@ SUBCOMMANDS = ("train diagnose",)
 HEAVY = {
     "datasets",
     "fastokens",
-    "fsspec",
+    "obstore",
     "gigatoken",
     "httpx",
     "huggingface_hub",

@@ -1,16 +1,12 @@
 """download: the choice of files, and its sources other than the Hub: a URL and a directory."""
 
 import http.server
-import importlib
 import json
-import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import fsspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,7 +21,6 @@ from tokenmill.engine.stage import StageRun
 from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.sources.factory import open_source
 from tokenmill.sources.listing import select
-from tokenmill.sources.retry import RetryPolicy
 from tokenmill.sources.source import Listing
 from tokenmill.stages.download import Download
 
@@ -194,49 +189,20 @@ def test_secret_of_a_uri_is_not_recorded_or_printed(tmp_path: Path, uri: str) ->
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
+    monkeypatch.setitem(__import__("sys").modules, "obstore", None)
     with pytest.raises(RequestError, match=r"pip install .\.\[s3\]"):
         open_source("s3://bucket/prefix", stall_seconds=1)
 
 
-class Store(fsspec.AbstractFileSystem):  # type: ignore[misc]
-    """A store that lists folder markers, returns a list for one file, as adlfs does, and can be misconfigured."""
-
-    protocol = "s3"
-    cachable = False
-    files: ClassVar = {"bucket/c/": 0, "bucket/c/a.jsonl": 3, "bucket/c/sub/": 0, "bucket/c/sub/b.jsonl": 4}
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        if "BROKEN_STORE" in os.environ:
-            raise ValueError("Connection string is malformed.")
-
-    def find(self, path: str, *_: Any, **__: Any) -> Any:
-        return [path] if path in self.files else {name: self.info(name) for name in self.files}
-
-    def info(self, path: str, **_: Any) -> Any:
-        return {"name": path, "size": self.files[path], "type": "file"}
-
-
-def test_folder_markers_are_left_out_and_bad_uris_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(importlib.import_module("fsspec.registry")._registry, "s3", Store)
-
-    def listed(uri: str) -> list[str]:
-        return [file.path for file in open_source(uri, stall_seconds=1).list(None, RetryPolicy(time.monotonic())).files]
-
-    assert listed("s3://bucket/c") == listed("S3://bucket/c/") == ["a.jsonl", "sub/b.jsonl"]
-    assert listed("s3://bucket/c/a.jsonl") == ["a.jsonl"]
-    monkeypatch.setitem(Store.files, "bucket/c/odd/", 5)
-    with pytest.raises(InputError, match="odd/"):
-        select(open_source("s3://bucket/c", stall_seconds=1).list(None, RetryPolicy(0)), Selection())
+def test_a_bucket_without_a_name_or_an_account_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for uri in ("s3://", "s3:///x", "S3://"):
         with pytest.raises(RequestError, match="does not name a bucket; write s3://BUCKET/PREFIX"):
             open_source(uri, stall_seconds=1)
-    monkeypatch.setenv("BROKEN_STORE", "yes")
-    with pytest.raises(RequestError, match=r"cannot open s3://bucket/c: Connection string is malformed"):
-        open_source("s3://bucket/c", stall_seconds=1)
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
+    for text, problem in (("", "AZURE_STORAGE_ACCOUNT_NAME"), ("nonsense", "malformed")):
+        monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", text)
+        with pytest.raises(RequestError, match=f"cannot open az://bucket: .*{problem}.*; check the credentials"):
+            open_source("az://bucket/c", stall_seconds=1)
 
 
 @pytest.fixture

@@ -41,7 +41,6 @@ app = typer.Typer(
 
 COMPLETE_PACKAGES = {
     "fastokens": "fastokens",
-    "fsspec": "fsspec",
     "gigatoken": "gigatoken",
     "google": "protobuf",
     "huggingface_hub": "huggingface_hub",

@@ -1,23 +1,26 @@
-"""Buckets (s3://, gs://, az://, abfs://) as sources, through fsspec; `sources.factory` opens them.
+"""Buckets (s3://, gs://, az://, abfs://) as sources; `sources.factory` opens them.
 
 `sources.directory` reads directories.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from tokenmill.core.files.credential_files import check_certificates, check_credentials
-from tokenmill.core.redaction import register_address_secrets, register_secret_file
-from tokenmill.core.typed_json import JsonObject
+from tokenmill.core.buckets.client import (
+    BucketClient,
+    BucketError,
+    BucketObject,
+    BucketRefused,
+    ObjectChanged,
+    ObjectMissing,
+)
+from tokenmill.core.buckets.stores import BucketAddress
+from tokenmill.core.redaction import register_address_secrets
 from tokenmill.engine.contract import RemoteFile
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.sources.retry import RetryableError, RetryPolicy
 from tokenmill.sources.source import Listing, OpenSettings, SourceChanged
 from tokenmill.sources.uri import redact_addresses, redact_secrets
 
-BLOCK_BYTES = 8 << 20
-CREDENTIAL_FILES = ("~/.aws/credentials", "~/.config/gcloud/application_default_credentials.json")
-"""Files in which the bucket clients search for credentials, in addition to the environment."""
 NO_OBJECT_REMEDY = (
     "the object was deleted from the bucket after it was listed, or these credentials cannot read it; restore the "
     "object or the permission and run the same command again, or add --replace to download the current objects"
@@ -31,30 +34,13 @@ class BucketSource:
     Credentials come from the environment, in the form that the provider's own tools use.
     """
 
-    def __init__(self, uri: str, _: OpenSettings) -> None:
-        """Create the file system of the URI without sending a request; raise ImportError without its package."""
-        import fsspec
-
+    def __init__(self, uri: str, settings: OpenSettings) -> None:
+        """Open the bucket of the URI without sending a request to it; raise ImportError without its package."""
         register_address_secrets(uri)
-        for path in CREDENTIAL_FILES:
-            register_secret_file(path)
-        scheme, _mark, rest = uri.partition("://")
-        protocol = scheme.lower()
-        self._uri = f"{protocol}://{rest.rstrip('/')}"
-        self._display_uri = redact_secrets(self._uri)
-        if not rest.partition("/")[0]:
-            raise RequestError(f"{self._display_uri!r} does not name a bucket; write {protocol}://BUCKET/PREFIX")
-        check_certificates(*(["AWS_CA_BUNDLE"] if protocol == "s3" else []))
-        check_credentials(protocol)
-        try:
-            # A cached listing would hide an object that changed in the meantime.
-            uncached = {"use_listings_cache": False, "skip_instance_cache": True}
-            self._fs, self._root = fsspec.core.url_to_fs(self._uri, **uncached)
-        except ValueError as error:
-            raise RequestError(
-                f"cannot open {self._display_uri}: {redact_addresses(str(error))[:300]}; check the credentials in the "
-                "environment"
-            ) from error
+        address = BucketAddress(uri)
+        self._display_uri = redact_secrets(f"{address.scheme}://{uri.partition('://')[2].rstrip('/')}")
+        self._client = BucketClient(address, settings.stall_seconds)
+        self._prefix = address.prefix
 
     def list(self, revision: str | None, policy: RetryPolicy) -> Listing:
         """List all files under the path, or the one file that the path names."""
@@ -63,41 +49,40 @@ class BucketSource:
         objects = self._find_objects()
         if not objects:
             raise RequestError(f"there are no files at {self._display_uri}; check the path and the credentials")
-        root = self._root.rstrip("/")
         files = []
-        folders = {path[:end] for path in objects for end in range(len(path)) if path[end] == "/"}
-        for path, info in sorted(objects.items()):
-            # Web consoles create empty objects to show folders. adlfs removes the slash from their names.
-            if not info["size"] and (path.endswith("/") or path in folders):
+        folders = {entry.key[:end] for entry in objects for end in range(len(entry.key)) if entry.key[end] == "/"}
+        for entry in objects:
+            # Web consoles create empty objects to show folders. The slash at the end of their names is removed.
+            if not entry.size and entry.key in folders:
                 continue
-            name = path[len(root) + 1 :] if path != root else path.rpartition("/")[2]
-            files.append(RemoteFile(name, info["size"], version=_version(info)))
-        return Listing(self._display_uri, None, files, by_name=list(objects) == [root])
+            name = entry.key[len(self._prefix) :].lstrip("/") or entry.key.rpartition("/")[2]
+            files.append(RemoteFile(name, entry.size, version=entry.version))
+        return Listing(self._display_uri, None, files, by_name=[entry.key for entry in objects] == [self._prefix])
 
-    def _find_objects(self) -> dict[str, JsonObject]:
-        """Return the store's information about each object under the path, by the object's path."""
+    def _find_objects(self) -> Sequence[BucketObject]:
+        """Return the objects under the path, or the one that it names."""
         try:
-            objects = self._fs.find(self._root, detail=True)
-            if not isinstance(objects, dict):  # adlfs returns a list when the path is a file
-                objects = {path: self._fs.info(path) for path in objects}
-        except FileNotFoundError as error:  # s3fs raises this error only if the bucket itself does not exist
+            objects = self._client.list_objects(self._prefix)
+            if not objects and self._prefix and (entry := self._client.find(self._prefix)):
+                return [entry]
+            return objects
+        except ObjectMissing as error:
             raise RequestError(
-                f"there are no files at {self._display_uri}: {redact_addresses(str(error))[:300]}; check the bucket's "
-                "name, the path and the credentials"
+                f"there are no files at {self._display_uri}: {error}; check the bucket's name, the path and the "
+                "credentials"
             ) from error
-        except Exception as error:  # each store's client has its own exception classes
-            error_class = RequestError if _is_refusal(error) else TransientError
+        except BucketError as error:
+            error_class = RequestError if isinstance(error, BucketRefused) else TransientError
             raise error_class(
-                f"cannot list {self._display_uri}: {_describe(error)[:300]}; check the address and the credentials"
+                f"cannot list {self._display_uri}: {redact_addresses(str(error))}; check the address and the "
+                "credentials"
             ) from error
-        typed_objects: dict[str, JsonObject] = objects
-        return typed_objects
 
     def open(
         self, file: RemoteFile, revision: str | None, offset: int, stop: int | None = None, *, plain: bool = False
     ) -> "_ObjectBody":
         """Return the bytes from `offset`; the first request follows when the caller reads them."""
-        return _ObjectBody(self._fs, self._root.rstrip("/"), file, offset)
+        return _ObjectBody(self._client, self._prefix, file, offset)
 
 
 class _ObjectBody:
@@ -105,44 +90,29 @@ class _ObjectBody:
 
     stop: int | None = None
 
-    def __init__(self, fs: Any, root: str, file: RemoteFile, offset: int) -> None:
-        self._fs, self._root, self._file, self._offset = fs, root, file, offset
+    def __init__(self, client: BucketClient, prefix: str, file: RemoteFile, offset: int) -> None:
+        self._client, self._prefix, self._file, self._offset = client, prefix, file, offset
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[memoryview]:
         """Yield the bytes; raise SourceChanged when the object changed after the plan was made."""
-        path = self._root
-        try:
-            path = path if self._fs.isfile(path) else f"{path}/{self._file.path}"
-            if self._file.version and _version(self._fs.info(path)) != self._file.version:
-                raise SourceChanged
-            with self._fs.open(path, "rb", block_size=BLOCK_BYTES) as stream:
-                stream.seek(self._offset)
-                while block := stream.read(BLOCK_BYTES):
-                    yield block
-        except SourceChanged:
-            raise
-        except FileNotFoundError as error:
-            raise RetryableError(f"{path} does not exist", refused=True, remedy=NO_OBJECT_REMEDY) from error
-        except Exception as error:  # each store's client has its own exception classes
-            raise RetryableError(_describe(error), refused=_is_refusal(error), remedy=NO_OBJECT_REMEDY) from error
+        keys = ["/".join(filter(None, (self._prefix, self._file.path)))]
+        if self._prefix.rpartition("/")[2] == self._file.path:  # the address may name the object itself
+            keys.append(self._prefix)
+        for key in keys:
+            try:
+                yield from self._client.stream(
+                    BucketObject(key, self._file.size or 0, self._file.version), self._offset
+                )
+                return
+            except ObjectChanged as error:
+                raise SourceChanged from error
+            except BucketError as error:
+                missing = isinstance(error, ObjectMissing)
+                if missing and key != keys[-1]:
+                    continue
+                refused = missing or isinstance(error, BucketRefused)
+                raise RetryableError(redact_addresses(str(error)), refused=refused, remedy=NO_OBJECT_REMEDY) from error
 
     def open_part(self, start: int, stop: int) -> "_ObjectBody":
-        """Raise NotImplementedError: the bucket's own client reads ahead, so tokenmill does not divide the object."""
+        """Raise NotImplementedError: an object arrives over one connection."""
         raise NotImplementedError
-
-
-def _describe(error: Exception) -> str:
-    return redact_addresses(f"{type(error).__name__}: {error}")
-
-
-def _is_refusal(error: Exception) -> bool:
-    """Return whether a store or its client refuses these credentials, or has none; a retry cannot change that."""
-    status = getattr(error, "status_code", None) or getattr(error, "code", None)
-    names = {"NoCredentialsError", "PartialCredentialsError", "ClientAuthenticationError", "DefaultCredentialsError"}
-    return isinstance(error, PermissionError) or status in (401, 403) or type(error).__name__ in names
-
-
-def _version(info: JsonObject) -> str | None:
-    """Return the value by which a store marks a change of content: an ETag, a hash or a time."""
-    version = info.get("ETag") or info.get("etag") or info.get("md5Hash") or info.get("mtime")
-    return None if version is None else str(version)

@@ -348,8 +348,6 @@ class LogMonitor:
             rank, text = match.group(1), text[match.end() :]
         if not text:
             return
-        if text.startswith(": ") and rank in self._cut_exceptions:
-            text = self._cut_exceptions.pop(rank) + text
         if text.startswith("Exception ignored in"):
             self._in_ignored_exception = True
         elif self._in_torchrun_report:
@@ -357,21 +355,32 @@ class LogMonitor:
         elif text.startswith("Traceback (most recent call last)"):
             self._open_tracebacks[rank] = ""
             self._cut_exceptions.pop(rank, None)
-        elif rank in self._open_tracebacks and text[0] == " ":
+        elif rank in self._open_tracebacks and self._read_traceback(rank, text):
+            pass
+        elif _ERROR_LINE.match(text):
+            self._record_failure(rank, text.rpartition("rerun_state_machine:")[2])
+        else:
+            self._read_other_line(text)
+
+    def _read_traceback(self, rank: str, text: str) -> bool:
+        """Read a line of a rank whose traceback is incomplete; return whether the line belongs to the traceback."""
+        if text[0] == " ":
             if text.strip(" ^~"):
                 self._open_tracebacks[rank] = text.strip()
-        elif rank in self._open_tracebacks and _EXCEPTION_LINE.match(text):
+            return True
+        if text.startswith(": "):
+            text = self._cut_exceptions.pop(rank, "") + text
+        if _EXCEPTION_LINE.match(text):
             code = self._open_tracebacks.pop(rank)
             self._in_torchrun_report = "ChildFailedError" in text
             if not self._in_ignored_exception and not self._in_torchrun_report:
                 self._record_failure(rank, f"{text}: {code}" if text == "AssertionError" and code else text)
             self._in_ignored_exception = False
-        elif rank in self._open_tracebacks and (match := _CUT_EXCEPTION_LINE.match(text)):
+            return True
+        if match := _CUT_EXCEPTION_LINE.match(text):
             self._cut_exceptions[rank] = match[1]
-        elif _ERROR_LINE.match(text):
-            self._record_failure(rank, text.rpartition("rerun_state_machine:")[2])
-        else:
-            self._read_other_line(text)
+            return True
+        return False
 
     def _read_report(self, text: str) -> None:
         if (match := _REPORT_ENTRY.match(text)) and match.group(1) == "rank":
