@@ -38,7 +38,7 @@ UNTYPED_OBJECT = re.compile(r"dict\[str, Any\]|\bJsonObject\b")
 UNTYPED = {
     "content of a tokenizer's files": "tokenize/merges tokenize/resolve tokenize/encoders "
     "tokenize/known_tokenizers/__init__",
-    "JSON of the Hub and of buckets": "sources/hub_api sources/bucket records/unexpected_content sources/transfer",
+    "JSON of the Hub": "sources/hub_api records/unexpected_content sources/transfer",
     "state files before they are checked": "engine/record",
     "records of users: rows, messages, tools, variables of templates": (
         "stages/chat/completeness stages/chat/content_use stages/chat/encode stages/chat/forms "
