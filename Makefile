@@ -124,7 +124,7 @@ dist: $(VENV)/.installed chart-tools ## Build the files of a release into dist/:
 
 e2e: $(VENV)/.installed-dev chart-tools ## Run the stages on the cluster of KUBECONFIG, whose nodes have the image
 	PATH="$$PATH:$(TOOLS)" $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder \
-	  -m "e2e$(if $(TIER), and $(TIER))" tests/e2e tests/slurm
+	  -m "e2e$(if $(TIER), and $(TIER))" tests/e2e tests/slurm tests/buckets
 
 # A separate target: it needs 6 GB of packages, minutes of two processors, and a node that is this machine.
 e2e-megatron: $(VENV)/.installed-dev chart-tools $(MEGATRON)/.installed ## Train with Megatron-LM itself on that cluster, on the CPU, if its node is this machine

@@ -76,3 +76,10 @@ class StoppedEarly(Stopped):
     """
 
     exit_code = 1
+
+
+def missing_package(scheme: str, extra: str) -> RequestError:
+    """Return the error for an address whose client is not installed."""
+    return RequestError(
+        f"{scheme}:// requires a package that is not installed; run pip install '.[{extra}]' in the clone of tokenmill"
+    )

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import typer
@@ -97,7 +98,7 @@ class Command(TyperCommand):
                         raise typer.BadParameter(
                             "it is empty; check that the shell variable in the command is set", ctx=ctx, param=parameter
                         )
-                    if text and parameter.type.name != address.__name__:
+                    if text and parameter.type.name not in (address.__name__, location.__name__):
                         local_path(text, parameter.human_readable_name if is_argument else parameter.opts[0])
         return super().parse_args(ctx, args)
 
@@ -105,6 +106,13 @@ class Command(TyperCommand):
 def address(text: str) -> str:
     """Return the value of an argument that may also be the address of a source; its type has this function's name."""
     return text
+
+
+def location(text: str) -> Path:
+    """Return the path of an argument that may also be the address of a bucket: the path then stands for the bucket."""
+    from tokenmill.core.buckets.mirror import parse_location
+
+    return parse_location(text)
 
 
 class CommandWithSubcommands(Command):

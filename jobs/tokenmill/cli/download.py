@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tokenmill.cli.commands import address
+from tokenmill.cli.commands import address, location
 from tokenmill.cli.groups import spread
 from tokenmill.cli.submittable import SubmittableCommand
 from tokenmill.engine.options import FileOptions, Option, Panel, RunOptions, WorkerOptions
@@ -16,7 +16,7 @@ from tokenmill.sources.schemes import format_addresses
 @spread
 def download(
     uri: Annotated[str, typer.Argument(metavar="SOURCE", parser=address, help=f"{format_addresses()}.")],
-    output: Annotated[Path, typer.Argument(help="Directory to write to.")],
+    output: Annotated[Path, typer.Argument(parser=location, help="Directory or bucket to write to.")],
     source: SourceOptions,
     files: FileOptions,
     workers: WorkerOptions,

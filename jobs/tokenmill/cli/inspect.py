@@ -10,6 +10,7 @@ import typer
 from msgspec import UNSET, UnsetType
 
 from tokenmill.cli import options as o
+from tokenmill.cli.commands import location
 from tokenmill.core.json_lines import make_portable, print_json
 from tokenmill.core.printing import printable
 from tokenmill.engine.options import Panel
@@ -27,7 +28,10 @@ MAX_TEXT = 2000
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(help="Directory of a dataset, or the output of preprocess, chat or pack.")],
+    path: Annotated[
+        Path,
+        typer.Argument(parser=location, help="Directory of a dataset, or the output of preprocess, chat or pack."),
+    ],
     document: Annotated[
         int | None,
         typer.Option(

@@ -5,11 +5,14 @@ from typing import Annotated
 
 import typer
 
-from tokenmill.cli.commands import address
+from tokenmill.cli.commands import address, location
 from tokenmill.engine.options import Option, Panel, WorkerOptions
 
 Input = Annotated[
-    Path, typer.Argument(metavar="INPUT", help="Directory of a dataset, output of an earlier stage, or file.")
+    Path,
+    typer.Argument(
+        metavar="INPUT", parser=location, help="Directory of a dataset, output of an earlier stage, or file."
+    ),
 ]
 InputOrSource = Annotated[
     str,
@@ -24,7 +27,10 @@ ScratchDirectory = Annotated[
     Option("Directory for some shards of a source at a time. Default: TMPDIR.", "--scratch", panel=Panel.INPUT),
 ]
 Output = Annotated[
-    Path | None, typer.Argument(metavar="OUTPUT", help="Directory to write to. Default: a directory below INPUT.")
+    Path | None,
+    typer.Argument(
+        metavar="OUTPUT", parser=location, help="Directory or bucket to write to. Default: a directory below INPUT."
+    ),
 ]
 Processes = Annotated[
     int | None,

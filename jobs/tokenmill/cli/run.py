@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli import options as o
-from tokenmill.cli.commands import address
+from tokenmill.cli.commands import address, location
 from tokenmill.cli.groups import spread
 from tokenmill.cli.submittable import SubmittableCommand
 from tokenmill.engine.options import FileOptions, Panel, RunOptions, WorkerOptions
@@ -18,7 +18,9 @@ from tokenmill.tokenize.options import PreprocessOptions
 @spread
 def run(
     uri: Annotated[str, typer.Argument(metavar="SOURCE", parser=address, help=f"{format_addresses()}.")],
-    output: Annotated[Path, typer.Argument(help="Directory to write to, with a directory for each stage below it.")],
+    output: Annotated[
+        Path, typer.Argument(parser=location, help="Directory to write to, with a directory for each stage below it.")
+    ],
     options: PreprocessOptions,
     source: SourceOptions,
     files: FileOptions,

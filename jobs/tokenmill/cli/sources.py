@@ -22,19 +22,37 @@ def resolve_source(
     Raises:
         typer.BadParameter: an option needs a source, or a source has no output directory.
     """
+    from tokenmill.core.buckets.mirror import find_address, move_mirror
     from tokenmill.sources.uri import normalize_source
     from tokenmill.stages.registry import default_output
     from tokenmill.tokenize.stream import Stream
 
     input, selection = normalize_source(input), files.selection(source.sample)
-    if "://" not in input:
-        source_options = {"--revision": source.revision, "--sample": source.sample, "--scratch": scratch}
+    output = output and move_mirror(output, scratch)
+    directory = Path(input) if "://" not in input else _find_stage_in_bucket(input, kind, scratch)
+    if directory is not None:
+        source_options: dict[str, object] = {"--revision": source.revision, "--sample": source.sample}
+        if not any(path and find_address(path) for path in (directory, output)):
+            source_options["--scratch"] = scratch
         if unusable := [option for option, value in source_options.items() if value]:
             raise typer.BadParameter(
                 f"it needs a source such as hf://datasets/ORG/NAME, but {input} is a path; remove the option",
                 param_hint=", ".join(unusable),
             )
-        return Path(input), selection, output or default_output(Path(input), kind)
+        return directory, selection, output or default_output(directory, kind)
     if output is None:
         raise typer.BadParameter("specify the output directory; only a local input has a default")
     return Stream(uri=input, selection=selection, source=source, scratch=scratch), selection, output
+
+
+def _find_stage_in_bucket(address: str, kind: "StageKind", scratch: Path | None) -> Path | None:
+    """Return the path that stands for a bucket in which an earlier stage was started; None for any other source."""
+    from tokenmill.core.buckets.address import EXTRAS
+    from tokenmill.core.buckets.mirror import move_mirror, parse_location
+    from tokenmill.engine.stage_input import find_records
+    from tokenmill.stages.registry import earlier_kinds
+
+    if address.partition("://")[0].lower() not in EXTRAS:
+        return None
+    path = move_mirror(parse_location(address), scratch)
+    return path if any(find_records(path, earlier_kinds(kind), depth=0)) else None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tokenmill.cli import options as o
+from tokenmill.cli.commands import location
 from tokenmill.core.json_lines import print_json
 from tokenmill.core.printing import format_bytes, format_duration, printable
 from tokenmill.engine.options import Panel
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def status(
-    path: Annotated[Path, typer.Argument(help="Directory of a dataset, or output of a stage.")],
+    path: Annotated[Path, typer.Argument(parser=location, help="Directory of a dataset, or output of a stage.")],
     stage: o.Only = None,
     on: Annotated[
         str | None,
@@ -30,6 +31,16 @@ def status(
         ),
     ] = None,
     profiles: o.Profiles = None,
+    abort_uploads: Annotated[
+        float | None,
+        typer.Option(
+            "--abort-uploads",
+            rich_help_panel=Panel.OUTPUT,
+            metavar="HOURS",
+            min=0,
+            help="First abort the unfinished uploads to a bucket that began so many hours ago or earlier.",
+        ),
+    ] = None,
     json: o.Json = False,
 ) -> None:
     """Show the progress of each stage and its jobs.
@@ -45,6 +56,7 @@ def status(
     from tokenmill.errors import RequestError
     from tokenmill.stages.registry import KINDS
 
+    uploads = _read_uploads(path, abort_uploads)
     jobs = _read_jobs(path, on, profiles)
     try:
         statuses = list_statuses(path, KINDS, stage)
@@ -58,6 +70,34 @@ def status(
             print_json(job)
         else:
             sys.stdout.write(f"{printable(str(job))}\n")
+    if uploads:
+        sys.stderr.write(f"{printable(uploads)}\n")
+
+
+def _read_uploads(path: Path, abort_hours: float | None) -> str | None:
+    """Return a line about the unfinished uploads to a bucket, and abort old ones before if `abort_hours` is given."""
+    from tokenmill.core.buckets import mirror, uploads
+    from tokenmill.core.buckets.client import BucketError
+    from tokenmill.errors import RequestError
+
+    address = mirror.find_address(path)
+    if address is None:
+        if abort_hours is not None:
+            raise RequestError(f"--abort-uploads: {path} is not in a bucket; remove the option")
+        return None
+    try:
+        if abort_hours is not None:
+            uploads.abort_uploads(address, abort_hours * 3600)
+        unfinished = uploads.list_uploads(address)
+    except BucketError as error:
+        return f"warning: cannot list the unfinished uploads: {error}; allow these credentials to list them"
+    if not unfinished:
+        return None
+    oldest = format_duration(max(0.0, *(upload.age_seconds for upload in unfinished)))
+    return (
+        f"{len(unfinished)} unfinished uploads, the oldest of {oldest} ago, of running attempts or of killed ones; the "
+        "end of a stage aborts those of a day ago, and --abort-uploads HOURS others"
+    )
 
 
 def _read_jobs(path: Path, on: str | None, profiles: Path | None) -> "list[JobStates | ObjectState]":

@@ -33,6 +33,8 @@ def submit(call: Call, on: str, profiles: Path | str | None, job_name: str | Non
             raise o.usage_error(flag, f"with --on: {reason}")
     if job_name is not None:
         _check_name(job_name)
+    if len(call.arguments) > 1:
+        local_path(call.arguments[-1], "OUTPUT")  # jobs keep their logs there, and pods mount it
     call, workers = _take_workers(call)
     file, directory = local_path(profiles, "--profiles") if profiles is not None else None, Path.cwd()
     stages = _list_stages(call)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli import options as o
+from tokenmill.cli.commands import location
 from tokenmill.core.json_lines import JsonEvent, print_json
 from tokenmill.core.printing import printable
 from tokenmill.engine.options import Panel
@@ -22,7 +23,9 @@ class VerifyEvent(JsonEvent, frozen=True, tag="verify"):
 
 
 def verify(
-    path: Annotated[Path, typer.Argument(help="Directory of a dataset, output of a stage, or path of a pair.")],
+    path: Annotated[
+        Path, typer.Argument(parser=location, help="Directory of a dataset, output of a stage, or path of a pair.")
+    ],
     quick: Annotated[
         bool,
         typer.Option(

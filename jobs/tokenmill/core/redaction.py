@@ -13,7 +13,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -44,6 +44,7 @@ _NAME_VALUE = re.compile(r"(?:^|[;&?\s])([\w.-]+)\s*=\s*([^;&\s]+)")
 STREAMS = {"stdout": "standard output", "stderr": "standard error"}
 """The names of the standard streams in the errors of a write."""
 
+_rewriters: list[Callable[[str], str]] = []
 _secrets: set[str] = set()
 _sent: set[str] = set()
 _scanned = False
@@ -134,7 +135,14 @@ def redact(text: str, address: str = "") -> str:
     of_address = {form for secret in _secrets_of_address(address) for form in _forms(secret)}
     for secret in sorted(_secrets | of_address, key=len, reverse=True):
         text = text.replace(secret, REDACTED)
+    for rewrite in _rewriters:
+        text = rewrite(text)
     return text
+
+
+def rewrite_with(rewrite: Callable[[str], str]) -> None:
+    """Change all texts that are redacted with a function, which replaces what a reader does not know."""
+    _rewriters.append(rewrite)
 
 
 def redact_json(value: Any) -> Any:

@@ -11,10 +11,11 @@ from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 
+from tokenmill.core.buckets.mirror import find_address
 from tokenmill.core.files.hashing import has_sha256, hash_file
 from tokenmill.core.files.mounts import directory_cache_seconds, retry_while_stale
 from tokenmill.core.files.paths import join_inside
-from tokenmill.core.files.tree import UnexpectedEntry
+from tokenmill.core.files.tree import Tree, UnexpectedEntry
 from tokenmill.core.printing import format_bytes
 from tokenmill.datasets.contract import PREPROCESS, PairBasis, ResolvedTokenizer, parse_basis, parse_tokenizer
 from tokenmill.datasets.formats.indexed import SUFFIXES
@@ -88,7 +89,7 @@ class Dataset:
         """Raise RequestError if files of the output, `what` in messages, are missing or have another size."""
         entries = {entry.path: entry for entry in self.manifest.files}
         tree = self.record.tree
-        with tree.keep_open():
+        with tree.reading_many():
             damaged = [path for path in paths if path not in entries or tree.size(path) != entries[path].bytes]
         if damaged:
             raise RequestError(
@@ -236,8 +237,9 @@ def find_document(dataset: Dataset, number: int, *, key: str | None, prefix: str
         )
     chosen = bisect_right(ends, number)
     pair, local = pairs[chosen], number - (ends[chosen - 1] if chosen else 0)
-    reader = map_pair(join_inside(dataset.record.output, pair.prefix))
-    return Document(pair, local, reader.document(local).tolist(), locate(pair.parts or [], local))
+    with dataset.record.tree.local_copies(f"{pair.prefix}.{suffix}" for suffix in SUFFIXES) as root:
+        tokens = map_pair(join_inside(root, pair.prefix)).document(local).tolist()
+    return Document(pair, local, tokens, locate(pair.parts or [], local))
 
 
 def verify_outputs(
@@ -249,7 +251,7 @@ def verify_outputs(
     """
     from tokenmill.datasets.formats.indexed.check import check_pair
 
-    records = select_records(path, kinds, stage) if path.is_dir() or stage else []
+    records = select_records(path, kinds, stage) if path.is_dir() or stage or find_address(path) else []
     if not records:
         prefix = Path(str(path).removesuffix(".bin").removesuffix(".idx"))
         known = find_pair_record(prefix, [kind for kind in kinds if issubclass(kind.basis, PairBasis)])
@@ -295,19 +297,19 @@ def _verify_stage(record: StageRecord, full: bool, only: str | None = None) -> t
     for receipt in filter(None, receipts.values()):
         rejected += receipt.counts.get("rejected", 0)
         entries = {entry.path: entry for entry in receipt.outputs}
-        for entry in receipt.outputs:
-            if only is not None and entry.prefix != only:
-                continue
-            files, size = files + 1, size + entry.bytes
-            if refused := [problem for path in _paths_to_open(entry) if (problem := _find_obstacle(record, path))]:
-                problems.extend(refused)
-            elif basis and entry.role == SUFFIXES[0]:
-                problems.extend(_verify_pair(record, plan, basis, entry, entries, full))
-            elif entry.role not in SUFFIXES:
-                problems.extend(_verify_file(record, entry, full))
-                if full and record.kind.check and record.tree.size(entry.path) is not None:
-                    path = join_inside(record.output, entry.path)
-                    problems.extend(record.kind.check(path, entry, record.kind.basis.from_json(plan.basis)))
+        checked = [entry for entry in receipt.outputs if only is None or entry.prefix == only]
+        files, size = files + len(checked), size + sum(entry.bytes for entry in checked)
+        with record.tree.local_copies(entries) as root:
+            for entry in checked:
+                if refused := [problem for path in _paths_to_open(entry) if (problem := _find_obstacle(record, path))]:
+                    problems.extend(refused)
+                elif basis and entry.role == SUFFIXES[0]:
+                    problems.extend(_verify_pair(record, root, plan, basis, entry, entries, full))
+                elif entry.role not in SUFFIXES:
+                    problems.extend(_verify_file(record, root, entry, full))
+                    if full and record.kind.check and record.tree.size(entry.path) is not None:
+                        path = join_inside(root, entry.path)
+                        problems.extend(record.kind.check(path, entry, record.kind.basis.from_json(plan.basis)))
     if basis:
         problems.extend(check_tokenizer(record, plan))
     if not absent and only is None:
@@ -324,13 +326,19 @@ def _verify_stage(record: StageRecord, full: bool, only: str | None = None) -> t
 
 
 def _verify_pair(
-    record: StageRecord, plan: Plan, basis: PairBasis, pair: FileEntry, entries: dict[str, FileEntry], full: bool
+    record: StageRecord,
+    root: Path,
+    plan: Plan,
+    basis: PairBasis,
+    pair: FileEntry,
+    entries: dict[str, FileEntry],
+    full: bool,
 ) -> list[str]:
-    """Return the problems of a pair, and of its mask compared with it; `entries` are those of its unit by path."""
+    """Return the problems of a pair below `root`, and of its mask compared with it; `entries` are those of its unit."""
     from tokenmill.datasets.formats.indexed.check import check_pair
     from tokenmill.datasets.formats.indexed.mask import check_mask
 
-    prefix = join_inside(record.output, pair.prefix)
+    prefix = join_inside(root, pair.prefix)
     problems = check_pair(
         prefix,
         files={suffix: entries[f"{pair.prefix}.{suffix}"] for suffix in SUFFIXES},
@@ -341,7 +349,7 @@ def _verify_pair(
     )
     mask = make_mask_prefix(basis, pair)
     if mask and not any(_find_obstacle(record, f"{mask}.{suffix}") for suffix in SUFFIXES):
-        problems += check_mask(prefix, join_inside(record.output, mask), full=full)
+        problems += check_mask(prefix, join_inside(root, mask), full=full)
     return [str(problem.name_stage(record.stage)) for problem in problems]
 
 
@@ -361,13 +369,13 @@ def _find_obstacle(record: StageRecord, path: str) -> str | None:
     return None
 
 
-def _verify_file(record: StageRecord, entry: FileEntry, full: bool) -> list[str]:
-    path, size = join_inside(record.output, entry.path), record.tree.size(entry.path)
+def _verify_file(record: StageRecord, root: Path, entry: FileEntry, full: bool) -> list[str]:
+    path, size = join_inside(root, entry.path), record.tree.size(entry.path)
     if size is None:
         problem = "missing"
     elif size != entry.bytes:
         problem = f"it has {size} bytes, but its receipt has {entry.bytes}"
-    elif full and hash_file(path, tree=record.tree) != entry.xxh3_128:
+    elif full and hash_file(path, tree=Tree(root)) != entry.xxh3_128:
         problem = "its content does not match its receipt (xxh3-128 differs)"
     else:
         return []

@@ -81,22 +81,10 @@ class LeftoverAttempt:
 
 def new_attempt_directory(record: StageRecord, unit_id: str, plan_id: str) -> Path:
     """Create the directory of a new attempt together with its claim, so that no worker mistakes it for a leftover."""
-    name, tree = process_name(), record.tree
-    path = record.attempts_directory / f"{unit_id}~{name.partition('-')[2]}"
-    temporary = record.attempts_directory / f".{name}.tmp"
+    path = record.attempts_directory / f"{unit_id}~{process_name().partition('-')[2]}"
     claim = AttemptClaim(owner=current_process(), token=new_token(), plan=plan_id)
-    while True:
-        try:
-            with tree.keep_open():
-                tree.make_directory(temporary)
-                # No fsync: the rename makes the complete directory visible. A power failure can lose only an attempt
-                # that is seconds old, and another attempt then repeats that work.
-                with tree.open(temporary / OWNER_FILE, "wb") as file:
-                    file.write(encode_claim(claim))
-                tree.rename(temporary, path)
-            return path
-        except FileNotFoundError:  # another worker's sweep removed the directory while it was empty
-            continue
+    record.tree.claim_directory(path, OWNER_FILE, encode_claim(claim))
+    return path
 
 
 def list_leftovers(record: StageRecord, units: Container[str] | None = None) -> dict[str, list[LeftoverAttempt]]:
@@ -159,6 +147,7 @@ def sweep(record: StageRecord, units: Collection[str], *, complete: bool) -> Non
             tree.unlink(record.failure_path(unit))
     if complete:
         _sweep_temporary_files(record)
+        tree.sweep_uploads()
     for directory in (record.attempts_directory, record.directory / "failures"):
         with suppress(OSError):  # the directory is in use, or was never made
             tree.remove_directory(directory)

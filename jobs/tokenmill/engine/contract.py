@@ -247,6 +247,8 @@ class Receipt(Record, frozen=True):
     started: datetime
     finished: datetime
     host: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    """The version of the object of each output, if the output is a bucket."""
 
     def __post_init__(self) -> None:
         """Refuse a .bin file without its .idx file."""

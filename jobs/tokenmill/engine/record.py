@@ -17,6 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from tokenmill.core.buckets.address import BucketUnavailable
+from tokenmill.core.buckets.tree import open_tree
 from tokenmill.core.files.codec import (
     JsonText,
     PackedList,
@@ -272,7 +274,7 @@ class StageRecord:
     @cached_property
     def tree(self) -> Tree:
         """The file tree of the output; every record, and every path in a record, is opened through it."""
-        return Tree(self.output)
+        return open_tree(self.output)
 
     @cached_property
     def directory(self) -> Path:
@@ -321,7 +323,7 @@ class StageRecord:
         path = self.replaced_path if replaced else self.plan_path
         try:
             return Plan.read(path, self.tree, self.kind)
-        except UnexpectedEntry:
+        except (UnexpectedEntry, BucketUnavailable):
             raise
         except OtherFormat as error:
             raise RequestError(
@@ -372,12 +374,17 @@ class StageRecord:
     def _has_files(self, plan: Plan, receipt: Receipt, verify_hashes: bool) -> bool:
         if any(self.tree.size(entry.path) != entry.bytes for entry in receipt.outputs):
             return False
-        return not verify_hashes or all(self._is_intact(plan, entry) for entry in receipt.outputs)
+        if any(self.tree.version(name) != version for name, version in receipt.versions.items()):
+            return False  # a late attempt at an older plan has overwritten the object
+        if not verify_hashes:
+            return True
+        with self.tree.local_copies(entry.path for entry in receipt.outputs) as root:
+            return all(self._is_intact(plan, entry, root) for entry in receipt.outputs)
 
-    def _is_intact(self, plan: Plan, entry: FileEntry) -> bool:
+    def _is_intact(self, plan: Plan, entry: FileEntry, root: Path) -> bool:
         """Return whether a file has its recorded hash, and content in which `tokenmill verify` finds no problem."""
-        path, check = self.output / entry.path, self.kind.check
-        if hash_file(path, tree=self.tree) != entry.xxh3_128:
+        path, check = root / entry.path, self.kind.check
+        if hash_file(path, tree=Tree(root)) != entry.xxh3_128:
             return False
         return check is None or not check(path, entry, self.kind.basis.from_json(plan.basis))
 
@@ -391,7 +398,7 @@ class StageRecord:
 
     def receipts(self, plan: Plan) -> Iterator[tuple[Unit, Receipt | None]]:
         """Yield every unit of the plan with its valid receipt, or with None."""
-        with self.tree.keep_open():
+        with self.tree.reading_many():
             for unit in plan.units:
                 yield unit, self.read_receipt(plan, unit)
 

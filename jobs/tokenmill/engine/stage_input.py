@@ -9,6 +9,7 @@ command fails, unless `--from` names another stage. A directory without state fi
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from tokenmill.core.buckets.mirror import find_address
+from tokenmill.core.buckets.tree import open_tree
 from tokenmill.core.files.codec import JsonText, content_id, pack, unpack
 from tokenmill.core.files.mounts import directory_cache_seconds, retry_while_stale
 from tokenmill.core.files.paths import RECORDS_DIRECTORY
@@ -43,6 +46,8 @@ from tokenmill.errors import RequestError, remake
 Usable = Sequence[str] | Callable[[str], bool] | None
 """Which user files a stage reads: suffixes of their names, or a predicate of the path; None means all."""
 
+MAX_COPIED_HEADS = 4
+"""Files of a bucket that are copied to find the format and the texts for checks."""
 SEARCH_DEPTH = 2
 """Number of directory levels below a dataset's root that are searched for outputs of its stages."""
 
@@ -123,8 +128,8 @@ class StageInput:
     def _find_damaged(self, files: Sequence[DataFile]) -> list[str]:
         if self.upstream.maker is None:
             return []
-        tree = Tree(self.root)
-        with tree.keep_open():
+        tree = open_tree(self.root)
+        with tree.reading_many():
             return [file.path for file in files if tree.size(file.path) != file.bytes]
 
     def _describe_damage(self, damaged: list[str], checked: str) -> str:
@@ -139,6 +144,15 @@ class StageInput:
     def identities(self) -> dict[str, str]:
         """The identities of the files, by path."""
         return {file.path: file.identity for file in self.files}
+
+    @contextmanager
+    def open_heads(self) -> Iterator[list[Path]]:
+        """Yield the paths of undamaged files; of files in a bucket, copies of the first ones."""
+        names = [file.path for file in self.readable]
+        if find_address(self.root):
+            names = names[:MAX_COPIED_HEADS]
+        with open_tree(self.root).local_copies(names) as root:
+            yield [root / name for name in names]
 
     @property
     def readable(self) -> list[DataFile]:
@@ -156,6 +170,9 @@ def find_records(
     The lost+found directory of a volume is ignored.
     """
     children: list[str] = []
+    if find_address(root):
+        yield from _find_bucket_records(open_tree(root), kinds, depth)
+        return
     try:
         root = root.parent if root.is_file() else root
         for kind in kinds if root.is_dir() and Tree(root).exists(RECORDS_DIRECTORY) else ():
@@ -179,6 +196,15 @@ def find_records(
         return
     for child in children:
         yield from find_records(Path(child), kinds, depth - 1, unread)
+
+
+def _find_bucket_records(tree: Tree, kinds: Sequence[StageKind], depth: int) -> Iterator[StageRecord]:
+    names = tree.directories()
+    stages = set(tree.directories(RECORDS_DIRECTORY)) if RECORDS_DIRECTORY in names else set()
+    yield from (StageRecord(tree.root, kind) for kind in kinds if kind.name in stages)
+    for name in names if depth else ():
+        if not name.startswith("."):
+            yield from _find_bucket_records(open_tree(tree.root / name), kinds, depth - 1)
 
 
 def select_records(path: Path, kinds: Sequence[StageKind], stage: str | None) -> list[StageRecord]:
@@ -278,14 +304,21 @@ class _InputFilter:
 def _find_upstream(
     path: Path, stage: str, earlier: Sequence[StageKind], only: str | None, rule: _InputFilter, output: Path | None
 ) -> StageInput:
-    check_exists(path)
-    reject_special(path)
+    in_bucket = find_address(path) is not None
+    if not in_bucket:
+        check_exists(path)
+        reject_special(path)
     if path.is_file():
         return _list_plain_files(path.parent, DirectoryWalk([path.name], [], [], [], [], []), rule, by_name=True)
     unread: list[Path] = []
     records = _find_started(path, stage, earlier, only, unread)
     for directory in unread:
         rule.check_unread(path, directory)
+    if not records and in_bucket:
+        raise RequestError(
+            f"{path} has no output of {', '.join(kind.name for kind in earlier)}; download its files first, or name it "
+            "as the source of preprocess, chat or transform"
+        )
     if not records:
         return _list_user_files(path, earlier, rule, output)
     return _read_stage(_select_last_stage(path, records, stage, earlier), rule)

@@ -23,6 +23,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tokenmill.core.buckets.mirror import find_address
 from tokenmill.core.files.explain import explain_os_errors
 from tokenmill.core.machine import describe_memory, memory_limit
 from tokenmill.core.printing import format_bytes
@@ -86,7 +87,7 @@ def run_worker(stage: Stage, request: Request, run: StageRun, metrics: StageMetr
         metrics.plan, metrics.planning_seconds = plan.id, planned - started
         metrics.units, metrics.input_bytes = len(share), sum(unit.weight for unit in share)
         done = set()
-        with record.tree.keep_open():
+        with record.tree.reading_many():
             for unit in share:
                 receipt = record.read_receipt(plan, unit, verify_hashes=run.verify_hashes)
                 if receipt is not None:
@@ -100,6 +101,9 @@ def run_worker(stage: Stage, request: Request, run: StageRun, metrics: StageMetr
         if todo:
             record.tree.unlink(record.manifest_path)
         _log_start(reporter, plan, run, share, done, _describe_place(stage, plan, prepared.input_root))
+        if find_address(stage.output):
+            stage.output.mkdir(parents=True, exist_ok=True)
+            _check_scratch(stage.output, sorted(unit.weight for unit in todo)[-stage.width(run.cpus) :])
         if stage.fetches and todo:
             _announce_large_fetch(reporter, plan, sum(unit.weight for unit in todo), stage.output)
         _run_units(prepared, plan, share, todo, run, metrics, warm)
@@ -162,13 +166,24 @@ def _log_start(reporter: Reporter, plan: Plan, run: StageRun, share: list[Unit],
     reporter.write(text, StartEvent(text, plan.stage, plan.id, len(share), len(done)))
 
 
+def _check_scratch(output: Path, weights: list[int]) -> None:
+    """Refuse a scratch directory without room for the units that run at the same time; `weights` are their inputs."""
+    free, needed = shutil.disk_usage(output).free, sum(weights)
+    if free < needed:
+        raise RequestError(
+            f"the {len(weights)} units that run at the same time need about {format_bytes(needed)}, but the scratch "
+            f"directory for {output} has {format_bytes(free)} free; set TMPDIR (or --scratch) to a larger directory, "
+            "or lower --processes"
+        )
+
+
 def _announce_large_fetch(reporter: Reporter, plan: Plan, size: int, output: Path) -> None:
     """Log the size of a large fetch before it starts."""
     if size > LARGE_FETCH:
-        free = format_bytes(shutil.disk_usage(output).free)
+        free = "" if find_address(output) else f"; {output} has {format_bytes(shutil.disk_usage(output).free)} free"
         reporter.log(
-            f"{plan.command} fetches {format_bytes(size)}; {output} has {free} free. Ctrl-C stops it; --sample and "
-            "--include select fewer files, and --dry-run only prints the plan"
+            f"{plan.command} fetches {format_bytes(size)}{free}. Ctrl-C stops it; --sample and --include select fewer "
+            "files, and --dry-run only prints the plan"
         )
 
 

@@ -27,6 +27,7 @@ from typing import IO, Any
 
 import xxhash
 
+from tokenmill.core.buckets.tree import open_tree
 from tokenmill.core.files.codec import readable_json
 from tokenmill.core.files.hashing import COPY_CHUNK, hash_file, update_hash
 from tokenmill.core.files.lease import HEARTBEAT_SECONDS, OWNER_FILE, Liveness
@@ -261,24 +262,25 @@ class Workspace:
         The manifest has the size of a file that an earlier stage made, and the caller hashes its bytes (`check_hash`).
         The identity of a user's file is its size and modification time. Such a file must not change during the block.
         """
-        path = self.input_root / file.path
         maker = self.plan.upstream.maker
         if maker:
-            self._check_size(path, size, maker)
-        try:
-            source = OpenInput(path)
-        except FileNotFoundError as error:
-            raise TransientError(
-                f"{path} vanished after it was planned; restore it and run the same command again"
-            ) from error
-        with source:
-            if not maker and source.stamp.identity != file.identity:
-                raise self._make_change_error(path, "it is not the file that was planned")
-            yield path
-            if not maker and source.changed():
-                raise self._make_change_error(path, "it changed while it was read")
+            self._check_size(file.path, size, maker)
+        with open_tree(self.input_root).local_copies([file.path]) as root:
+            path = root / file.path
+            try:
+                source = OpenInput(path)
+            except FileNotFoundError as error:
+                raise TransientError(
+                    f"{path} vanished after it was planned; restore it and run the same command again"
+                ) from error
+            with source:
+                if not maker and source.stamp.identity != file.identity:
+                    raise self._make_change_error(path, "it is not the file that was planned")
+                yield path
+                if not maker and source.changed():
+                    raise self._make_change_error(path, "it changed while it was read")
         if maker:
-            self._check_size(path, size, maker)
+            self._check_size(file.path, size, maker)
 
     @staticmethod
     def _make_change_error(path: Path, change: str) -> TransientError:
@@ -287,9 +289,10 @@ class Workspace:
             "to it; wait until the file is complete and run the same command again"
         )
 
-    def _check_size(self, path: Path, size: int, maker: str) -> None:
+    def _check_size(self, name: str, size: int, maker: str) -> None:
         """Refuse a file of an earlier stage that no longer has its recorded size."""
-        files = Tree(self.input_root)  # a Tree follows no links, and no file of a manifest is behind a link
+        files = open_tree(self.input_root)  # a Tree follows no links, and no file of a manifest is behind a link
+        path = self.input_root / name
         if files.size(path) == size:
             return
         if not retry_while_stale(lambda: files.size(path) == size, path.parent):
@@ -385,27 +388,15 @@ class Workspace:
         self._advance(self.unit.weight - self._advanced)
 
     def _publish(self, counts: Counts) -> None:
-        inodes: dict[str, int] = {}
+        versions: dict[str, str] = {}
         try:
             for output in self._outputs:
-                status = self.tree.stat(output.path)
-                self.tree.rename(output.path, output.final, create=True)
-                inodes[output.final] = status.st_ino if status else 0
+                versions[output.final] = self.tree.publish(output.path, output.final)
         except FileNotFoundError:
             self._check_superseded()
             return
-        for directory in sorted({final.rpartition("/")[0] for final in inodes}):
+        for directory in sorted({final.rpartition("/")[0] for final in versions}):
             self.tree.fsync(directory)
-        try:
-            self.check_plan_unchanged()
-        except Superseded:
-            # The renames may have overwritten files of the new plan. A missing file is detected and made again, but
-            # wrong bytes of the same size are not. So remove these files.
-            for final, inode in inodes.items():
-                status = self.tree.stat(final)
-                if status is not None and status.st_ino == inode:
-                    self.tree.unlink(final)
-            raise
         receipt = Receipt(
             self.plan.id,
             self.unit.id,
@@ -417,8 +408,30 @@ class Workspace:
             started=self._started,
             finished=datetime.now(UTC),
             host=socket.gethostname(),
+            versions=versions if self.tree.versioned else {},
         )
-        self.tree.write_atomic(self.record.receipt_path(self.unit.id), readable_json(receipt.to_json()))
+        path, data = self.record.receipt_path(self.unit.id), readable_json(receipt.to_json())
+        while True:
+            known = self.tree.version(path) if self.tree.versioned else None
+            try:
+                self.check_plan_unchanged()
+            except Superseded:
+                self._withdraw(versions)
+                raise
+            if self.tree.replace(path, data, known) or self.record.read_receipt(self.plan, self.unit) is not None:
+                return
+
+    def _withdraw(self, versions: dict[str, str]) -> None:
+        """Remove published files after another plan replaced the plan of this attempt.
+
+        They may have replaced files of the new plan. A missing file is detected and made again, but wrong bytes of the
+        same size are not. In a bucket they are, by their version, and objects with the same bytes have the same one.
+        """
+        plan = self.record.read_plan() if self.tree.versioned else None
+        planned = {name for unit in plan.units for name in unit.outputs} if plan else set()
+        for final, version in versions.items():
+            if final not in planned and self.tree.version(final) == version:
+                self.tree.unlink(final)
 
     def __enter__(self) -> "Workspace":
         """Enter the attempt."""

@@ -210,7 +210,8 @@ def _check_blend(path: Path, suffix: str) -> list[str]:
         if path.stat().st_size > MAX_BLEND_BYTES:
             raise ValueError(f"it has more than {MAX_BLEND_BYTES:,} bytes")
         content = json.loads(path.read_bytes())
-        shards = {Path(entry) for entries in content.values() for entry in (entries or [])[1::2]}
+        names = {entry for entries in content.values() for entry in (entries or [])[1::2]}
+        shards = {Path(name) for name in names if "://" not in name}  # the receipts list the objects of a bucket
         missing = [entry for entry in sorted(shards) if not entry.exists()]
     except (ValueError, AttributeError, TypeError, RecursionError, OSError) as error:
         return [f"{path}: it is not a blend ({error}); {REMEDY}"]

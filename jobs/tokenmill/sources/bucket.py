@@ -5,6 +5,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from tokenmill.core.buckets.address import BucketAddress
 from tokenmill.core.buckets.client import (
     BucketClient,
     BucketError,
@@ -13,7 +14,7 @@ from tokenmill.core.buckets.client import (
     ObjectChanged,
     ObjectMissing,
 )
-from tokenmill.core.buckets.stores import BucketAddress
+from tokenmill.core.files.paths import RECORDS_DIRECTORY
 from tokenmill.core.redaction import register_address_secrets
 from tokenmill.engine.contract import RemoteFile
 from tokenmill.errors import RequestError, TransientError
@@ -21,6 +22,8 @@ from tokenmill.sources.retry import RetryableError, RetryPolicy
 from tokenmill.sources.source import Listing, OpenSettings, SourceChanged
 from tokenmill.sources.uri import redact_addresses, redact_secrets
 
+RETRY_SECONDS = 10.0
+"""How long the client repeats a request; `sources.retry` repeats it for longer, and reports it."""
 NO_OBJECT_REMEDY = (
     "the object was deleted from the bucket after it was listed, or these credentials cannot read it; restore the "
     "object or the permission and run the same command again, or add --replace to download the current objects"
@@ -39,7 +42,7 @@ class BucketSource:
         register_address_secrets(uri)
         address = BucketAddress(uri)
         self._display_uri = redact_secrets(f"{address.scheme}://{uri.partition('://')[2].rstrip('/')}")
-        self._client = BucketClient(address, settings.stall_seconds)
+        self._client = BucketClient(address, settings.stall_seconds, RETRY_SECONDS)
         self._prefix = address.prefix
 
     def list(self, revision: str | None, policy: RetryPolicy) -> Listing:
@@ -52,6 +55,8 @@ class BucketSource:
         files = []
         folders = {entry.key[:end] for entry in objects for end in range(len(entry.key)) if entry.key[end] == "/"}
         for entry in objects:
+            if RECORDS_DIRECTORY in entry.key.split("/"):
+                continue
             # Web consoles create empty objects to show folders. The slash at the end of their names is removed.
             if not entry.size and entry.key in folders:
                 continue
@@ -82,16 +87,14 @@ class BucketSource:
         self, file: RemoteFile, revision: str | None, offset: int, stop: int | None = None, *, plain: bool = False
     ) -> "_ObjectBody":
         """Return the bytes from `offset`; the first request follows when the caller reads them."""
-        return _ObjectBody(self._client, self._prefix, file, offset)
+        return _ObjectBody(self._client, self._prefix, file, offset, stop)
 
 
 class _ObjectBody:
-    """All bytes of an object from an offset."""
+    """The bytes of an object from an offset to `stop`, or to its end."""
 
-    stop: int | None = None
-
-    def __init__(self, client: BucketClient, prefix: str, file: RemoteFile, offset: int) -> None:
-        self._client, self._prefix, self._file, self._offset = client, prefix, file, offset
+    def __init__(self, client: BucketClient, prefix: str, file: RemoteFile, offset: int, stop: int | None) -> None:
+        self._client, self._prefix, self._file, self._offset, self.stop = client, prefix, file, offset, stop
 
     def __iter__(self) -> Iterator[memoryview]:
         """Yield the bytes; raise SourceChanged when the object changed after the plan was made."""
@@ -100,9 +103,8 @@ class _ObjectBody:
             keys.append(self._prefix)
         for key in keys:
             try:
-                yield from self._client.stream(
-                    BucketObject(key, self._file.size or 0, self._file.version), self._offset
-                )
+                planned = BucketObject(key, self._file.size or 0, self._file.version)
+                yield from self._client.stream(planned, self._offset, self.stop)
                 return
             except ObjectChanged as error:
                 raise SourceChanged from error
@@ -114,5 +116,5 @@ class _ObjectBody:
                 raise RetryableError(redact_addresses(str(error)), refused=refused, remedy=NO_OBJECT_REMEDY) from error
 
     def open_part(self, start: int, stop: int) -> "_ObjectBody":
-        """Raise NotImplementedError: an object arrives over one connection."""
-        raise NotImplementedError
+        """Open another part of the object."""
+        return _ObjectBody(self._client, self._prefix, self._file, start, stop)

@@ -6,7 +6,7 @@ The download stage and the streaming preprocess stage (`tokenize.stream`) call `
 import pkgutil
 from collections.abc import Callable
 
-from tokenmill.errors import RequestError
+from tokenmill.errors import RequestError, missing_package
 from tokenmill.sources.schemes import format_addresses
 from tokenmill.sources.source import OpenSettings, Source
 from tokenmill.sources.uri import check_authority, redact_secrets, scheme_of
@@ -33,8 +33,5 @@ def open_source(
         if not scheme.extra:
             raise
         name = uri.partition("://")[0].lower()
-        raise RequestError(
-            f"{name}:// requires a package that is not installed; run pip install '.[{scheme.extra}]' in the clone of "
-            "tokenmill"
-        ) from error
+        raise missing_package(name, scheme.extra) from error
     return source

@@ -5,7 +5,7 @@ other. The files may be compressed.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -79,7 +79,7 @@ class SourceStage(Stage):
             dataset = self._find_dataset(self.input, run)
 
             def open_heads() -> AbstractContextManager[list[Path]]:
-                return nullcontext([dataset.root / file.path for file in dataset.readable])
+                return dataset.open_heads()
 
             files = SourceFiles(dataset.files, dataset.upstream, dataset.source, open_heads)
             return SourceInput({"input": dataset.upstream.to_json()}, lambda: files, dataset)

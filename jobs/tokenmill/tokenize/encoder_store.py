@@ -82,7 +82,7 @@ class Encoders:
         mode = encoding_mode(basis)
         path = self.directory(basis.tokenizer, mode) / ("full.json" if mode.split else "backend.json")
         self.record.tree.size(path)  # refuses a link
-        return path
+        return self.record.tree.local(path)
 
     def ready(self, plan: Plan, encoder: str) -> bool:
         """Return whether the output contains the plan's tokenizer, and a valid verdict for the encoder."""
@@ -111,7 +111,7 @@ class Encoders:
             )
         return Task(
             verdict.encoder,
-            str(directory / "backend.json"),
+            str(self.record.tree.local(directory) / "backend.json"),
             mode.special_tokens,
             verdict.guard,
             tuple(basis.keys),

@@ -6,11 +6,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import requests
-
+from tokenmill.core.buckets.address import BucketAddress, BucketUnavailable
 from tokenmill.core.files.credential_files import check_certificates, check_credentials
 from tokenmill.core.redaction import register_secret_file
-from tokenmill.errors import RequestError
 
 if TYPE_CHECKING:
     from obstore.store import AzureConfig, ClientConfig, GCSConfig, ObjectStore, RetryConfig, S3Config, S3Credential
@@ -23,26 +21,14 @@ GOOGLE_SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 AZURE_ENDPOINT = "{protocol}://{account}.blob.{suffix}"
 
 
-class BucketAddress:
-    """The parts of s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or abfs://CONTAINER@ACCOUNT/PREFIX."""
+def open_store(address: BucketAddress, stall_seconds: float, retry_seconds: float) -> "ObjectStore":
+    """Return the client of a bucket.
 
-    def __init__(self, uri: str) -> None:
-        """Split an address (RequestError without a bucket)."""
-        scheme, _, rest = uri.partition("://")
-        self.scheme = scheme.lower()
-        authority, _, prefix = rest.partition("/")
-        self.bucket, _, host = authority.partition("@")
-        self.account = host.partition(".")[0]
-        self.prefix = prefix.strip("/")
-        if not self.bucket:
-            raise RequestError(f"{uri!r} does not name a bucket; write {self.scheme}://BUCKET/PREFIX")
-
-
-def open_store(address: BucketAddress, stall_seconds: float) -> "ObjectStore":
-    """Return the client of a bucket, which gives up a connection that is silent for `stall_seconds`.
+    It gives up a connection that is silent for `stall_seconds`, and repeats a failed request for `retry_seconds`.
 
     Raises:
-        RequestError: there are no credentials, or a file of the environment with credentials cannot be used.
+        BucketUnavailable: there are no credentials.
+        RequestError: a file of the environment with credentials cannot be used.
         ImportError: a package of the provider is not installed.
     """
     for path in CREDENTIAL_FILES:
@@ -56,12 +42,12 @@ def open_store(address: BucketAddress, stall_seconds: float) -> "ObjectStore":
     }
     if certificates := _certificates("AWS_CA_BUNDLE" if address.scheme == "s3" else ""):
         options["root_certificate"] = certificates
-    retries: RetryConfig = {"max_retries": 2, "retry_timeout": timedelta(seconds=20)}
+    retries: RetryConfig = {"max_retries": 30, "retry_timeout": timedelta(seconds=retry_seconds)}
     make = {"s3": _open_s3, "gs": _open_google}.get(address.scheme, _open_azure)
     try:
         return make(address, options, retries)
     except (ValueError, KeyError) as error:
-        raise RequestError(
+        raise BucketUnavailable(
             f"cannot open {address.scheme}://{address.bucket}: {error}; check the credentials in the environment"
         ) from error
 
@@ -93,7 +79,7 @@ def _open_s3(address: BucketAddress, options: "ClientConfig", retries: "RetryCon
             credentials = _read_aws_credentials(session)
     except BotoCoreError as error:
         raise ValueError(str(error)) from error
-    config: S3Config = {"skip_signature": credentials is None}
+    config: S3Config = {"skip_signature": credentials is None, "checksum_algorithm": "SHA256"}
     if endpoint:
         config["endpoint"] = endpoint
     else:
@@ -118,6 +104,8 @@ def _find_endpoint(session: Any) -> str | None:
 
 def _ask_for_region(bucket: str, region: str | None) -> str | None:
     """Return the region of a bucket, which S3 tells everybody; None if there is no answer."""
+    import requests
+
     suffix = ".cn" if str(region).startswith("cn-") else ""
     host = f"s3.{region}.amazonaws.com{suffix}" if region else "s3.amazonaws.com"
     try:

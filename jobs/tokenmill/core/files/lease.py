@@ -34,7 +34,6 @@ from tokenmill.core.machine import (
     machine_identity,
     machine_tag,
     parse_creator,
-    process_name,
     this_process,
 )
 from tokenmill.core.typed_json import decode_json
@@ -146,8 +145,15 @@ def read_claim(tree: Tree, path: Path, kind: type[C]) -> C | None:
     """
     try:
         with tree.open(path) as file:
-            return decode_json(file.read(MAX_CLAIM_BYTES), kind)
-    except (FileNotFoundError, NotADirectoryError, DecodeError):
+            return _decode_claim(file.read(MAX_CLAIM_BYTES), kind)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _decode_claim(data: bytes, kind: type[C]) -> C | None:
+    try:
+        return decode_json(data, kind)
+    except DecodeError:
         return None
 
 
@@ -252,17 +258,9 @@ class Lease(Generic[C]):
         return LeaseHolder(claim, get_liveness(claim.owner if claim else None, unchanged_seconds, limit), self._changed)
 
     def break_stale(self, claim: C | None) -> None:
-        """Remove the file of a dead holder, unless another process has acquired the lease since.
-
-        The method renames the file to a unique name first, so that only one of several processes breaks the lease.
-        """
-        broken = self.path.with_name(f".{self.path.stem}.{process_name()}.tmp")
+        """Remove the file of a dead holder, unless another process has acquired the lease since."""
         with suppress(FileNotFoundError):
-            self._tree.rename(self.path, broken)
-            if read_claim(self._tree, broken, type(self.claim)) == claim:
-                self._tree.unlink(broken)
-            else:
-                self._tree.rename(broken, self.path)
+            self._tree.take_away(self.path, lambda data: _decode_claim(data, type(self.claim)) == claim)
 
 
 @contextmanager

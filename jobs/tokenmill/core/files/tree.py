@@ -15,7 +15,7 @@ import shutil
 import stat
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,8 @@ _KINDS = {
     stat.S_IFBLK: "a device",
 }
 
+Content = bytes | Iterable[bytes | memoryview]
+"""The content of a file, whole or in pieces."""
 TreePath = str | Path
 """A path below the root: as text relative to the root, or as a Path that includes the root."""
 
@@ -73,6 +75,9 @@ class Tree:
     that leaves the root, and OSError unchanged.
     """
 
+    versioned = False
+    """Whether `publish` returns versions that change with the content, as the objects of a bucket have."""
+
     def __init__(self, root: Path) -> None:
         """Set the root, which need not exist."""
         self.root = root
@@ -96,6 +101,12 @@ class Tree:
             handles, self._handles.open = self._handles.open, None
             for handle in handles.values():
                 _close(handle)
+
+    @contextlib.contextmanager
+    def reading_many(self) -> Iterator[None]:
+        """Like `keep_open`, for a loop that only reads, and to which changes meanwhile do not matter."""
+        with self.keep_open():
+            yield
 
     @contextlib.contextmanager
     def directory(self, path: TreePath = "", *, create: bool = False) -> Iterator[int]:
@@ -217,7 +228,7 @@ class Tree:
         with self.directory(path, create=True):
             pass
 
-    def write_atomic(self, path: TreePath, data: bytes | Iterable[bytes], *, directory: TreePath | None = None) -> None:
+    def write_atomic(self, path: TreePath, data: Content, *, directory: TreePath | None = None) -> None:
         """Replace a small file so that a reader sees the old or the new content, also after a power failure.
 
         `directory`, below the same root, is where the method writes the temporary file instead of next to the file.
@@ -298,6 +309,71 @@ class Tree:
             naming("rename", self._full_path(source)),
         ):
             os.rename(name, target_name, src_dir_fd=from_handle, dst_dir_fd=to_handle)
+
+    def publish(self, source: TreePath, target: TreePath) -> str:
+        """Move a file to its final name; return its version, or else its inode."""
+        status = self.stat(source)
+        self.rename(source, target, create=True)
+        return str(status.st_ino if status else 0)
+
+    def version(self, path: TreePath) -> str | None:
+        """Return what `publish` returned for this file, or None when it is missing."""
+        status = self.stat(path)
+        return str(status.st_ino) if status else None
+
+    def replace(self, path: TreePath, data: bytes, version: str | None) -> bool:
+        """Write a small file; return whether it was written.
+
+        If the tree is versioned, the file is not written if it has another version than the caller saw (None: no file).
+        """
+        self.write_atomic(path, data)
+        return True
+
+    def take_away(self, path: TreePath, matches: Callable[[bytes], bool]) -> None:
+        """Remove a small file whose content matches, unless another process replaces it at the same time.
+
+        The method renames the file to a unique name first, so that only one of several processes removes it.
+        """
+        path = self._full_path(path)
+        taken = path.with_name(f".{path.stem}.{process_name()}.tmp")
+        with contextlib.suppress(FileNotFoundError):
+            self.rename(path, taken)
+            if matches(self.read(taken) or b""):
+                self.unlink(taken)
+            else:
+                self.rename(taken, path)
+
+    def claim_directory(self, path: TreePath, name: str, data: bytes) -> None:
+        """Create a directory together with a file that shows who made it."""
+        path = self._full_path(path)
+        temporary = path.with_name(f".{process_name()}.tmp")
+        while True:
+            try:
+                with self.keep_open():
+                    self.make_directory(temporary)
+                    # No fsync: the rename makes the complete directory visible. A power failure can lose only an
+                    # attempt that is seconds old, and another attempt then repeats that work.
+                    with self.open(temporary / name, "wb") as file:
+                        file.write(data)
+                    self.rename(temporary, path)
+                return
+            except FileNotFoundError:  # another worker's sweep removed the directory while it was empty
+                continue
+
+    def sweep_uploads(self) -> None:
+        """Remove what killed uploads left; a directory has none."""
+
+    def local(self, path: TreePath) -> Path:
+        """Return the path of a file or a directory on the local disk."""
+        return self._full_path(path)
+
+    @contextlib.contextmanager
+    def local_copies(self, paths: Iterable[str]) -> Iterator[Path]:
+        """Have files on the local disk until the block ends; yield the directory below which they have their paths.
+
+        A missing file stays missing.
+        """
+        yield self.root
 
     def touch(self, path: TreePath) -> None:
         """Set the times of a file to now."""
@@ -431,13 +507,13 @@ class Tree:
             f"owner, or, if you trust that user, set {TRUSTED_UIDS}={uid}"
         )
 
-    def _write_temporary(self, name: str, data: bytes | Iterable[bytes], folder: int, path: TreePath) -> str:
+    def _write_temporary(self, name: str, data: Content, folder: int, path: TreePath) -> str:
         """Write and sync a file under a unique temporary name; return the name."""
         temporary = f".{name[:100]}.{process_name()}.tmp"
         self._write_new(temporary, data, folder, path)
         return temporary
 
-    def _write_new(self, name: str, data: bytes | Iterable[bytes], folder: int, path: TreePath) -> None:
+    def _write_new(self, name: str, data: Content, folder: int, path: TreePath) -> None:
         sys.audit("tokenmill.open", str(self._full_path(path).with_name(name)), "xb")
         try:
             descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o666, dir_fd=folder)

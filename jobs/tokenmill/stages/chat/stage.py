@@ -78,10 +78,13 @@ class Chat(PairStage):
         rows = self._find_first_rows(paths)
         tokenizer = find_tokenizer(lambda directory: self._render_first_rows(directory, rows))
         encoders = Encoders(StageRecord(self.output, CHAT))
-        backend = encoders.directory(tokenizer.fingerprint, EncodingMode(special_tokens=False, split=False))
+        local = encoders.record.tree.local
+        backend = local(encoders.directory(tokenizer.fingerprint, EncodingMode(special_tokens=False, split=False)))
         rendering, _ = try_template(
             self.options,
-            Tokenizer(self.output / "tokenizer", backend / "backend.json", tokenizer.eod_token, tokenizer.reference),
+            Tokenizer(
+                local(self.output / "tokenizer"), backend / "backend.json", tokenizer.eod_token, tokenizer.reference
+            ),
             rows,
         )
         basis = ChatBasis(

@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tokenmill.core.buckets.mirror import show_addresses
 from tokenmill.core.files.codec import readable_json
 from tokenmill.datasets.contract import ResolvedTokenizer
 from tokenmill.datasets.split import FILE_NAMES
@@ -75,9 +76,10 @@ def encode_metadata(metadata: Sequence[Mapping[str, object]]) -> bytes:
 
 
 def encode_blend(output: Path, shards: Mapping[str, Sequence[ShardFile]]) -> bytes:
-    """Return the bytes of blend.json, with absolute paths: a trainer reads it in another working directory."""
+    """Return the bytes of blend.json, with absolute paths or addresses: a trainer has another working directory."""
+    root = show_addresses(str(output.absolute()))
     lists = {
-        split: [text for shard in shards[split] for text in (str(shard.rows), str(output.absolute() / shard.path))]
+        split: [text for shard in shards[split] for text in (str(shard.rows), f"{root}/{shard.path}")]
         if shards.get(split)
         else None
         for split in FILE_NAMES

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from tokenmill.core.buckets.tree import open_tree
 from tokenmill.engine.planning import Request
 from tokenmill.engine.record import REJECTED, Counts, Plan, Unit
 from tokenmill.engine.stage import StageRun
@@ -215,16 +216,19 @@ def suggest_next(output: Path) -> str:
     Only a trainer reads the rows of preferences and of prompts without an answer.
     """
     settings, read, texts = RowSettings(), 0, 0
-    for path in sorted(output.glob("shard_*"))[:FIRST_SHARDS]:
-        for _, row in first_rows(path, (), FIRST_ROWS, FIRST_BYTES)[0]:
-            texts += isinstance(row.get("text"), str)
-            if preference.is_labelled(row):
-                return VERIFY_NEXT
-            try:
-                read += bool(read_row(row, settings, columnar=is_columnar(path.name, None)))
-            except BadRow as error:
-                if error.code == PREFERENCE:
+    tree = open_tree(output)
+    names = [name for name in tree.names() if name.startswith("shard_")][:FIRST_SHARDS]
+    with tree.local_copies(names) as root:
+        for path in (root / name for name in names):
+            for _, row in first_rows(path, (), FIRST_ROWS, FIRST_BYTES)[0]:
+                texts += isinstance(row.get("text"), str)
+                if preference.is_labelled(row):
                     return VERIFY_NEXT
+                try:
+                    read += bool(read_row(row, settings, columnar=is_columnar(path.name, None)))
+                except BadRow as error:
+                    if error.code == PREFERENCE:
+                        return VERIFY_NEXT
     return CHAT_NEXT if read else PREPROCESS_NEXT if texts else VERIFY_NEXT
 
 

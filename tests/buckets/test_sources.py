@@ -1,103 +1,20 @@
-"""Buckets as sources, against test servers: moto for s3://, Azurite (if node is installed) for az://."""
+"""Buckets as sources."""
 
 import json
 import os
-import shutil
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 
-from support.commandline import CommandResult, data_of, finish, start, tokenmill
+from support.buckets import KEY, Store
+from support.commandline import data_of, finish, start, tokenmill
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-AZURITE = ROOT / ".cache/azurite/node_modules/azurite/dist/src/blob/main.js"
 TOKENIZER = ROOT / "tests/conformance/tokenizers/tiny"
-KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-"""The account key that every Azure emulator has."""
-
-
-class Store(NamedTuple):
-    """A bucket: its URI, the environment variables of its server, and functions that change its objects."""
-
-    uri: str
-    environment: dict[str, str]
-    put: Callable[[str, bytes], object]
-    delete: Callable[[str], object]
-
-    def run(self, *arguments: Any, **more: str) -> CommandResult:
-        """Run a command that may use the bucket."""
-        return tokenmill(*arguments, **(self.environment | more))
-
-    def fill(self, files: dict[str, bytes]) -> None:
-        """Put files below the prefix `corpus/`."""
-        for name, data in files.items():
-            self.put(f"corpus/{name}", data)
-
-
-@pytest.fixture(scope="module")
-def s3_server() -> Iterator[str]:
-    """Return the address of an S3 server."""
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
-@pytest.fixture(scope="module")
-def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Return the connection string of an Azure Blob Storage server."""
-    node = shutil.which("node")
-    if node is None or not AZURITE.exists():
-        pytest.skip("no node, or no Azurite (make azurite)")
-    options = ["--inMemoryPersistence", "--blobPort", "0", "--skipApiVersionCheck", "--disableTelemetry", "--silent"]
-    with subprocess.Popen(
-        [node, str(AZURITE), *options], stdout=subprocess.PIPE, text=True, cwd=tmp_path_factory.mktemp("azurite")
-    ) as server:
-        assert server.stdout
-        address = next(line for line in server.stdout if "successfully listens" in line).rpartition(" ")[2].strip()
-        account = f"AccountName=devstoreaccount1;AccountKey={KEY};BlobEndpoint={address}/devstoreaccount1;"
-        yield f"DefaultEndpointsProtocol=http;{account}"
-        server.terminate()
-
-
-@pytest.fixture(params=["s3", "az"])
-def store(request: pytest.FixtureRequest) -> Store:
-    """Return a new, empty bucket."""
-    name = f"bucket-{time.monotonic_ns()}"
-    if request.param == "s3":
-        import boto3
-
-        address = request.getfixturevalue("s3_server")
-        keys = {"aws_access_key_id": "key", "aws_secret_access_key": "not-to-be-printed"}
-        client = boto3.client("s3", endpoint_url=address, region_name="us-east-1", **keys)
-        client.create_bucket(Bucket=name)
-        environment = {word.upper(): value for word, value in keys.items()}
-        return Store(
-            f"s3://{name}",
-            environment | {"AWS_ENDPOINT_URL": address, "AWS_DEFAULT_REGION": "us-east-1"},
-            lambda key, data: client.put_object(Bucket=name, Key=key, Body=data),
-            lambda key: client.delete_object(Bucket=name, Key=key),
-        )
-    from azure.storage.blob import BlobServiceClient
-
-    connection = request.getfixturevalue("azure_server")
-    container = BlobServiceClient.from_connection_string(connection).create_container(name)
-    return Store(
-        f"az://{name}",
-        {"AZURE_STORAGE_CONNECTION_STRING": connection},
-        lambda key, data: container.upload_blob(key, data, overwrite=True),
-        container.delete_blob,
-    )
 
 
 def lines(name: str, count: int = 100) -> bytes:
@@ -193,13 +110,11 @@ def test_missing_or_forbidden_objects_are_refused(store: Store, tmp_path: Path) 
     assert "not-to-be-printed" not in ended.err and KEY not in ended.err
 
 
-def test_profiles_and_public_buckets(store: Store, tmp_path: Path) -> None:
+def test_profiles_and_public_buckets(s3_store: Store, tmp_path: Path) -> None:
     """A profile of the AWS tools has the keys, the region and the endpoint; a public bucket needs no keys."""
-    store.fill(FILES)
-    source = f"{store.uri}/corpus/README.md"
-    if store.uri.startswith("az"):
-        pytest.skip("Azure has no profiles, and Azurite's containers are not public")
-    address = store.environment["AWS_ENDPOINT_URL"]
+    s3_store.fill(FILES)
+    source = f"{s3_store.uri}/corpus/README.md"
+    address = s3_store.environment["AWS_ENDPOINT_URL"]
     (tmp_path / "credentials").write_text("[lab]\naws_access_key_id = key\naws_secret_access_key = not-to-be-printed\n")
     (tmp_path / "config").write_text(f"[profile lab]\nregion = us-east-1\nendpoint_url = {address}\n")
     files = {
@@ -216,8 +131,8 @@ def test_profiles_and_public_buckets(store: Store, tmp_path: Path) -> None:
     client = boto3.client(
         "s3", endpoint_url=address, region_name="us-east-1", aws_access_key_id="k", aws_secret_access_key="s"
     )
-    client.put_bucket_acl(Bucket=store.uri.rpartition("/")[2], ACL="public-read")
-    client.put_object_acl(Bucket=store.uri.rpartition("/")[2], Key="corpus/README.md", ACL="public-read")
+    client.put_bucket_acl(Bucket=s3_store.uri.rpartition("/")[2], ACL="public-read")
+    client.put_object_acl(Bucket=s3_store.uri.rpartition("/")[2], Key="corpus/README.md", ACL="public-read")
     public = {"AWS_SKIP_SIGNATURE": "true", "AWS_ENDPOINT_URL": address}
     ended = tokenmill("download", source, tmp_path / "public", **public)
     assert ended.code == 0, ended.err

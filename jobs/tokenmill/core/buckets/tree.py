@@ -1,0 +1,495 @@
+"""A tree whose files are objects of a bucket; only the files of attempts are on the local disk.
+
+    .tokenmill/<stage>/attempts/<attempt>/     on the local disk, without owner.json
+    everything else                            objects
+
+An object appears when it is complete, and an object that must not exist yet is written with If-None-Match. A
+directory exists while there is an object below it. A process that waits for a lease replaces that of a dead process by
+`TOMBSTONE`, with If-Match, and an object with this content counts as missing.
+"""
+
+import io
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from tokenmill.core.buckets.address import BucketUnavailable
+from tokenmill.core.buckets.client import (
+    BucketClient,
+    BucketError,
+    BucketObject,
+    BucketRefused,
+    CredentialsExpired,
+    InvalidKey,
+    ObjectChanged,
+    ObjectMissing,
+)
+from tokenmill.core.buckets.mirror import COPIES_PREFIX, LOCAL_PREFIX, find_address
+from tokenmill.core.buckets.uploads import abort_uploads
+from tokenmill.core.files.lease import remove_abandoned
+from tokenmill.core.files.tree import CLOCK_PREFIX, Content, Tree, TreePath
+from tokenmill.core.machine import process_name
+from tokenmill.errors import TransientError
+
+if TYPE_CHECKING:
+    from io import BufferedRandom
+
+TOMBSTONE = b"tokenmill: the holder of this lease is dead\n"
+READ_BYTES = 1 << 20
+"""Bytes that a reader requests at once."""
+SMALL_BYTES = 4 << 20
+"""Largest object that `reading_many` reads ahead."""
+READERS = 32
+"""Requests at the same time when many small objects are read."""
+ATTEMPTS = "attempts"
+OWNER = "owner.json"
+_SET_CLOCK = "the clock of this machine differs from the store's: set the clock"
+_PERMISSIONS = "check that these credentials may read, write, list and delete objects there"
+
+
+def open_tree(root: Path) -> Tree:
+    """Return the tree of an output, which is a directory or stands for a bucket."""
+    return Tree(root) if find_address(root) is None else _open_bucket(root)
+
+
+@lru_cache(maxsize=64)
+def _open_bucket(root: Path) -> "BucketTree":
+    """Return one tree for each bucket, because a client finds its credentials when it is made."""
+    return BucketTree(root)
+
+
+class _Snapshot:
+    """The objects below the root at one time, and the content of small ones, for loops over many of them."""
+
+    def __init__(self, objects: Iterable[BucketObject]) -> None:
+        self.objects = {entry.key: entry for entry in objects}
+        self.contents: dict[str, bytes] = {}
+
+
+class BucketTree(Tree):
+    """The objects below a prefix; the methods are those of `Tree`.
+
+    Raises:
+        BucketUnavailable: the store refuses these credentials, or there is no such bucket.
+        TransientError: the store does not answer, after several attempts.
+    """
+
+    versioned = True
+
+    def __init__(self, root: Path) -> None:
+        """Open the bucket for which `root` stands."""
+        super().__init__(root)
+        address = find_address(root)
+        assert address is not None  # noqa: S101 - open_tree has checked it
+        self._address = address
+        self._client = BucketClient(address)
+        self._local = Tree(root)
+        self._state = threading.local()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle only the root."""
+        return open_tree, (self.root,)
+
+    # -- which paths are local
+
+    def _is_local(self, path: TreePath) -> bool:
+        parts = self._parts(path)
+        return parts[:1] == (".tokenmill",) and parts[2:3] == (ATTEMPTS,) and len(parts) > 4 and parts[-1] != OWNER
+
+    def _is_attempt(self, path: TreePath) -> bool:
+        parts = self._parts(path)
+        return parts[:1] == (".tokenmill",) and parts[2:3] == (ATTEMPTS,) and len(parts) == 4
+
+    def _key(self, path: TreePath) -> str:
+        return "/".join(filter(None, (self._address.prefix, *self._parts(path))))
+
+    def _name(self, key: str) -> str:
+        """Return the path relative to the root."""
+        return key[len(self._address.prefix) :].lstrip("/")
+
+    @contextmanager
+    def _requests(self, path: TreePath = "") -> Iterator[None]:
+        """Raise errors of the store as errors of tokenmill, which name the object."""
+        try:
+            yield
+        except ObjectMissing as error:
+            raise FileNotFoundError(2, str(error), str(self._full_path(path))) from error
+        except ObjectChanged as error:
+            raise TransientError(
+                f"{self._full_path(path)} changed while it was read; run the same command again"
+            ) from error
+        except CredentialsExpired as error:
+            raise TransientError(
+                f"{self._full_path(path)}: {error}; renew the credentials and run the same command again"
+            ) from error
+        except BucketRefused as error:
+            remedy = _SET_CLOCK if "TimeTooSkewed" in str(error) else _PERMISSIONS
+            if isinstance(error, InvalidKey):
+                remedy = "rename or move that object"
+            raise BucketUnavailable(f"{self._full_path(path)}: {error}; {remedy}") from error
+        except BucketError as error:
+            raise TransientError(f"{self._full_path(path)}: {error}; run the same command again") from error
+
+    @contextmanager
+    def _bucket_requests(self, path: TreePath = "") -> Iterator[None]:
+        """Like `_requests`, for requests in which only the bucket itself can be missing."""
+        try:
+            with self._requests(path):
+                yield
+        except FileNotFoundError as error:
+            raise BucketUnavailable(
+                f"there is no bucket {self._address.scheme}://{self._address.bucket} ({error.strerror}); check its "
+                "name, or create it"
+            ) from error
+
+    # -- reading
+
+    @contextmanager
+    def keep_open(self) -> Iterator[None]:
+        """Do nothing: there are no handles of directories."""
+        yield
+
+    @contextmanager
+    def reading_many(self) -> Iterator[None]:
+        """Serve the reads of this thread in the block from one listing, which the first of them makes."""
+        if getattr(self._state, "depth", 0) == 0:
+            self._state.snapshot = None
+        self._state.depth = getattr(self._state, "depth", 0) + 1
+        try:
+            yield
+        finally:
+            self._state.depth -= 1
+
+    def _snapshot(self) -> _Snapshot | None:
+        if not getattr(self._state, "depth", 0):
+            return None
+        snapshot: _Snapshot | None = self._state.snapshot
+        if snapshot is None:
+            with self._bucket_requests():
+                snapshot = self._state.snapshot = _Snapshot(self._client.list_objects(self._address.prefix))
+        return snapshot
+
+    def _find(self, path: TreePath) -> BucketObject | None:
+        key = self._key(path)
+        if (snapshot := self._snapshot()) is not None:
+            return snapshot.objects.get(key)
+        with self._requests(path):
+            entry = self._client.find(key)
+            if entry is not None and entry.size == len(TOMBSTONE) and self._client.read(key).data == TOMBSTONE:
+                return None
+            return entry
+
+    @contextmanager
+    def directory(self, path: TreePath = "", *, create: bool = False) -> Iterator[int]:
+        """Yield the handle of the local directory."""
+        with self._local.directory(path, create=create) as handle:
+            yield handle
+
+    def names(self, path: TreePath = "") -> list[str]:
+        """Return the sorted names in a directory; the list is empty when the directory is missing."""
+        if self._is_attempt(path):
+            return self._local.names(path)
+        names = {name for listed in self._list(path) for name in listed}
+        if self._parts(path)[2:] == (ATTEMPTS,):  # also those that were killed before, on this machine
+            names.update(self._local.names(path))
+        return sorted(names)
+
+    def directories(self, path: TreePath = "") -> list[str]:
+        """Return the sorted names of the directories in a directory."""
+        return sorted(set(self._list(path)[0]))
+
+    def _list(self, path: TreePath) -> tuple[list[str], list[str]]:
+        with self._bucket_requests(path):
+            prefixes, objects = self._client.list_directory(self._key(path))
+        return [key.rstrip("/").rpartition("/")[2] for key in prefixes], [
+            entry.key.rpartition("/")[2] for entry in objects
+        ]
+
+    def stat(self, path: TreePath) -> os.stat_result | None:
+        """Return the size and the time of an object, or the status of a directory; None when the entry is missing."""
+        if self._is_local(path) or (self._is_attempt(path) and self._local.exists(path)):
+            return self._local.stat(path)
+        if (entry := self._find(path)) is not None:
+            mode, size, written = stat.S_IFREG | 0o600, entry.size, entry.written
+        elif self._has_objects(path):
+            mode, size, written = stat.S_IFDIR | 0o700, 0, 0.0
+        else:
+            return None
+        return os.stat_result((mode, 0, 0, 1, os.geteuid(), os.getegid(), size, written, written, written))
+
+    def _has_objects(self, path: TreePath) -> bool:
+        key = self._key(path)
+        if (snapshot := self._snapshot()) is not None:
+            return any(name.startswith(f"{key}/") for name in snapshot.objects)
+        return any(self._list(path))
+
+    def size(self, path: TreePath) -> int | None:
+        """Return the size of a file or an object in bytes, or None when it is missing."""
+        if self._is_local(path):
+            return self._local.size(path)
+        entry = self._find(path)
+        return entry.size if entry else None
+
+    def version(self, path: TreePath) -> str | None:
+        """Return the version of an object, or None when it is missing."""
+        entry = self._find(path)
+        return entry.version if entry else None
+
+    def exists(self, path: TreePath) -> bool:
+        """Return whether there is an entry with this name."""
+        is_local = self._is_local(path) or self._is_attempt(path)
+        return self._local.exists(path) if is_local else self.stat(path) is not None
+
+    def open(
+        self, path: TreePath, mode: str = "rb", *, buffering: int = -1, single_link: bool = False
+    ) -> "BufferedRandom":
+        """Open a file, or an object for reading (`rb`)."""
+        if self._is_local(path):
+            return self._local.open(path, mode, buffering=buffering, single_link=single_link)
+        if mode in ("wb", "xb"):
+            return _Upload(lambda data: self.write_atomic(path, data))  # type: ignore[return-value]
+        if mode != "rb":
+            raise ValueError(f"an object cannot be opened with mode {mode}")
+        snapshot = self._snapshot()
+        if snapshot is not None:
+            return io.BytesIO(self._read_ahead(path, snapshot))  # type: ignore[return-value]
+        reader = _ObjectReader(self._client, self._key(path), lambda: self._requests(path))
+        if reader.tell_size() <= len(TOMBSTONE) and reader.first == TOMBSTONE:
+            raise FileNotFoundError(2, "the lease was broken", str(self._full_path(path)))
+        return io.BufferedReader(reader, READ_BYTES)  # type: ignore[return-value]
+
+    def _read_ahead(self, path: TreePath, snapshot: _Snapshot) -> bytes:
+        """Return the content of an object; read the other small objects of its directory at the same time."""
+        key = self._key(path)
+        if key not in snapshot.contents:
+            directory = key.rpartition("/")[0]
+            keys = [
+                entry.key
+                for entry in snapshot.objects.values()
+                if entry.key.rpartition("/")[0] == directory and entry.size <= SMALL_BYTES
+            ]
+            with ThreadPoolExecutor(READERS) as readers:
+                for name, data in zip(keys, readers.map(self._read_if_present, keys), strict=True):
+                    if data is not None:
+                        snapshot.contents[name] = data
+        if key not in snapshot.contents:
+            raise FileNotFoundError(2, "there is no such object", str(self._full_path(path)))
+        return snapshot.contents[key]
+
+    def _read_if_present(self, key: str) -> bytes | None:
+        try:
+            with self._requests(self._name(key)):
+                return self._client.read(key).data
+        except FileNotFoundError:
+            return None
+
+    def files(self, path: TreePath = "") -> Iterator[str]:
+        """Yield the objects below a directory, relative to the root."""
+        with self._bucket_requests(path):
+            objects = self._client.list_objects(self._key(path))
+        yield from (self._name(entry.key) for entry in objects)
+
+    def server_time(self, path: TreePath) -> float:
+        """Return the time of the store, for comparison with times of objects; 0 if it is not available."""
+        key = f"{self._key(path)}/{CLOCK_PREFIX}{process_name()}.tmp"
+        try:
+            self._client.put(key, b"")
+            entry = self._client.find(key)
+            self._client.delete([key])
+        except BucketError:
+            return 0.0
+        return entry.written if entry else 0.0
+
+    def local(self, path: TreePath) -> Path:
+        """Copy an object, or all objects below a directory, to the local disk, and return the path there.
+
+        Other versions of the objects have another directory.
+        """
+        with self._requests(path):
+            key = self._key(path)
+            objects = self._client.list_objects(key) or [entry for entry in [self._client.find(key)] if entry]
+            versions = "\n".join(f"{entry.key} {entry.version}" for entry in objects)
+            directory = f"{LOCAL_PREFIX}{xxhash.xxh3_128_hexdigest(versions.encode())}"
+            for entry in objects:
+                name = f"{directory}/{self._name(entry.key)}"
+                if self._local.size(name) is None:
+                    self._local.write_atomic(name, self._client.stream(entry))
+        return self.root / directory / "/".join(self._parts(path))
+
+    @contextmanager
+    def local_copies(self, paths: Iterable[str]) -> Iterator[Path]:
+        """Copy objects to the local disk until the block ends; yield the directory below which they have their paths.
+
+        A missing object stays missing.
+        """
+        remove_abandoned(self._local, "")
+        name = f"{COPIES_PREFIX}{process_name()}.tmp"
+        try:
+            self._local.make_directory(name)
+            for path in paths:
+                with self._requests(path):
+                    entry = self._client.find(self._key(path))
+                    if entry is not None:
+                        self._local.write_atomic(f"{name}/{path}", self._client.stream(entry))
+            yield self.root / name
+        finally:
+            self._local.remove_tree(name)
+
+    # -- writing
+
+    def make_directory(self, path: TreePath) -> None:
+        """Create a directory on the local disk."""
+        self._local.make_directory(path)
+
+    def write_atomic(self, path: TreePath, data: Content, *, directory: TreePath | None = None) -> None:
+        """Write an object, which a reader sees with its old or its new content."""
+        if self._is_local(path):
+            self._local.write_atomic(path, data, directory=directory)
+            return
+        with self._bucket_requests(path):
+            self._client.put(self._key(path), data if isinstance(data, bytes) else b"".join(data))
+
+    def publish_once(self, path: TreePath, data: bytes | Sequence[bytes]) -> bool:
+        """Write an object unless it exists; return whether the object has this content."""
+        content = data if isinstance(data, bytes) else b"".join(data)
+        key = self._key(path)
+        with self._bucket_requests(path):
+            if self._client.create(key, content):
+                return True
+            try:
+                existing = self._client.read(key)
+            except ObjectMissing:
+                return False
+            return existing.data == TOMBSTONE and self._client.replace(existing.entry, content)
+
+    def replace(self, path: TreePath, data: bytes, version: str | None) -> bool:
+        """Write an object if it still has the version that the caller saw, or still does not exist (None)."""
+        with self._bucket_requests(path):
+            key = self._key(path)
+            entry = self._client.find(key)
+            if entry is None or version is None:
+                return entry is None and version is None and self._client.create(key, data)
+            return entry.version == version and self._client.replace(entry, data)
+
+    def take_away(self, path: TreePath, matches: Callable[[bytes], bool]) -> None:
+        """Remove an object whose content matches, unless another process changes it at the same time."""
+        with self._requests(path):
+            existing = self._client.read(self._key(path))
+            if matches(existing.data):
+                self._client.replace(existing.entry, TOMBSTONE)
+
+    def claim_directory(self, path: TreePath, name: str, data: bytes) -> None:
+        """Create a directory of an attempt on the local disk, and the object with its claim."""
+        self._local.make_directory(path)
+        self.write_atomic(f"{'/'.join(self._parts(path))}/{name}", data)
+
+    def unlink(self, path: TreePath) -> None:
+        """Remove a file or an object; a missing one is not an error."""
+        if self._is_local(path):
+            self._local.unlink(path)
+            return
+        with self._requests(path):
+            self._client.delete([self._key(path)])
+
+    def remove_directory(self, path: TreePath) -> None:
+        """Remove an empty directory from the local disk."""
+        self._local.remove_directory(path)
+
+    def remove_tree(self, path: TreePath) -> None:
+        """Remove all objects below a directory, and the directory on the local disk."""
+        self._local.remove_tree(path)
+        with self._requests(path):
+            self._client.delete([entry.key for entry in self._client.list_objects(self._key(path))])
+
+    def rename(self, source: TreePath, target: TreePath, *, create: bool = False) -> None:
+        """Rename a file on the local disk."""
+        self._local.rename(source, target, create=create)
+
+    def publish(self, source: TreePath, target: TreePath) -> str:
+        """Upload a file to its final name, remove the file, and return the version of the object."""
+        if self._local.stat(source) is None:
+            raise FileNotFoundError(2, "the file vanished", str(self._full_path(source)))
+        with self._bucket_requests(target):
+            version = self._client.upload(self._key(target), self._full_path(source))
+        self._local.unlink(source)
+        return version
+
+    def sweep_uploads(self) -> None:
+        """Abort uploads that began a day ago or earlier, if these credentials may."""
+        if self._address.prefix:  # the uploads to the root may be those of other programs
+            with suppress(BucketError):
+                abort_uploads(self._address)
+
+    def touch(self, path: TreePath) -> None:
+        """Write an object again, so that its time is now."""
+        if self._is_local(path):
+            self._local.touch(path)
+            return
+        with self._requests(path):
+            self._client.put(self._key(path), self._client.read(self._key(path)).data)
+
+    def fsync(self, path: TreePath) -> None:
+        """Do nothing: an object is durable when its write ends."""
+
+
+class _ObjectReader(io.RawIOBase):
+    """The bytes of one version of an object, in requests of READ_BYTES or more."""
+
+    def __init__(self, client: BucketClient, key: str, requests: Callable[[], Any]) -> None:
+        self._client, self._key, self._requests = client, key, requests
+        with requests():
+            part = client.read(key, 0, READ_BYTES)
+        self.first, self._entry = part
+        self._offset = 0
+
+    def tell_size(self) -> int:
+        return self._entry.size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._offset, io.SEEK_END: self._entry.size}[whence]
+        self._offset = base + offset
+        return self._offset
+
+    def tell(self) -> int:
+        return self._offset
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        count = min(len(view), self._entry.size - self._offset)
+        if count <= 0:
+            return 0
+        if self._offset + count <= len(self.first):
+            data = self.first[self._offset : self._offset + count]
+        else:
+            with self._requests():
+                data = self._client.read(self._key, self._offset, self._offset + count, self._entry.version).data
+        view[: len(data)] = data
+        self._offset += len(data)
+        return len(data)
+
+
+class _Upload(io.BytesIO):
+    """A small file that becomes an object when it is closed."""
+
+    def __init__(self, write: Callable[[bytes], None]) -> None:
+        super().__init__()
+        self._write = write
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is None and not self.closed:
+            self._write(self.getvalue())
+        self.close()
