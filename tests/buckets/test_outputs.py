@@ -16,6 +16,8 @@ from support.buckets import CLOSED, CUT, LOST, Fault, Proxy, Store
 from support.chat import builtin_source, conversations, make_tokenizer
 from support.commandline import CommandResult, finish, start, tokenmill
 from support.disk import Disk
+from tokenmill.core.buckets.address import BucketAddress
+from tokenmill.core.buckets.client import BucketClient
 from tokenmill.tokenize.stream import HEAD_BYTES, HEADS
 
 pytestmark = pytest.mark.slow
@@ -351,6 +353,19 @@ def test_a_refusal_has_a_remedy(
     assert ended.code == code and message in ended.err, ended.err
 
 
+def test_a_store_that_refuses_to_describe_an_empty_object(s3_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    s3_store.put("empty", b"")
+    proxy = Proxy(s3_store.address)
+    proxy.choose = lambda method, path: Fault(403) if method == "HEAD" else None
+    with proxy.run() as address:
+        for name, value in s3_store.through(address).environment.items():
+            monkeypatch.setenv(name, value)
+        client = BucketClient(BucketAddress(s3_store.uri))
+        entry = client.find("empty")
+        assert entry is not None and entry.size == 0
+        assert client.find("nothing") is None
+
+
 def test_wrong_buckets_and_the_objects_of_others_are_refused(
     store: Store, corpus: Path, scratch: dict[str, str]
 ) -> None:
@@ -452,5 +467,7 @@ def test_unfinished_uploads_are_listed_and_aborted(
     status = s3_store.run("status", f"{s3_store.uri}/out", "--abort-uploads", 0, **scratch)
     assert status.code == 0 and "unfinished" not in status.err and not s3_store.uploads(), status.err
     assert s3_store.read_all("out")["a.jsonl"] == (tmp_path / "large/a.jsonl").read_bytes()
+    ended = s3_store.run("status", f"{s3_store.uri}/out", "--abort-uploads", "nan", **scratch)
+    assert ended.code == 2 and "it must be a number of hours" in ended.err, ended.err
     ended = tokenmill("status", tmp_path, "--abort-uploads", 0)
     assert ended.code == 2 and "is not in a bucket" in ended.err

@@ -1,5 +1,6 @@
 """`tokenmill status`: show the progress of each stage."""
 
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -80,6 +81,8 @@ def _read_uploads(path: Path, abort_hours: float | None) -> str | None:
     from tokenmill.core.buckets.client import BucketError
     from tokenmill.errors import RequestError
 
+    if abort_hours is not None and not math.isfinite(abort_hours):
+        raise RequestError(f"invalid --abort-uploads {abort_hours}: it must be a number of hours; correct it")
     address = mirror.find_address(path)
     if address is None:
         if abort_hours is not None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from tokenmill.core.buckets.address import EXTRAS
 from tokenmill.sources import hub_uri
 
 
@@ -76,16 +77,14 @@ register(
     )
 )
 register(Scheme(("https", "http"), "tokenmill.sources.web:WebSource", "https://", Authority.HOST))
-register(Scheme(("s3",), "tokenmill.sources.bucket:BucketSource", "s3://", extra="s3", credentials=_BUCKET_CREDENTIALS))
-register(Scheme(("gs",), "tokenmill.sources.bucket:BucketSource", "gs://", extra="gs", credentials=_BUCKET_CREDENTIALS))
-register(Scheme(("az",), "tokenmill.sources.bucket:BucketSource", "az://", extra="az", credentials=_BUCKET_CREDENTIALS))
-register(
-    Scheme(
-        ("abfs",),
-        "tokenmill.sources.bucket:BucketSource",
-        "",
-        Authority.CONTAINER,
-        extra="az",
-        credentials=_BUCKET_CREDENTIALS,
+for _name, _extra in EXTRAS.items():
+    register(
+        Scheme(
+            (_name,),
+            "tokenmill.sources.bucket:BucketSource",
+            "" if _name == "abfs" else f"{_name}://",  # another form of az://
+            Authority.CONTAINER if _name == "abfs" else Authority.NAME,
+            extra=_extra,
+            credentials=_BUCKET_CREDENTIALS,
+        )
     )
-)

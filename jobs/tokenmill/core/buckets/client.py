@@ -97,7 +97,6 @@ class BucketClient:
             self._store = open_store(address, stall_seconds, retry_seconds)
         except ImportError as error:
             raise missing_package(address.scheme, EXTRAS[address.scheme]) from error
-        self.address = address
         self._library = obstore
 
     def list_objects(self, prefix: str) -> list[BucketObject]:
@@ -115,12 +114,13 @@ class BucketClient:
     def find(self, key: str) -> BucketObject | None:
         """Return an object, or None if it does not exist."""
         try:
-            with _translate_errors():
-                meta = self._library.head(self._store, key)
+            try:
+                with _translate_errors():
+                    meta = self._library.head(self._store, key)
+            except BucketRefused:  # the answer to HEAD has no code, which says more
+                return self.read(key, 0, 1).entry
         except ObjectMissing:
             return None
-        except BucketRefused:  # the answer to HEAD has no code, which says more
-            return self.read(key, 0, 1).entry
         return _make_object(meta)
 
     def read(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> BucketPart:
@@ -139,16 +139,15 @@ class BucketClient:
             with _translate_errors():
                 result = self._library.get(self._store, key, options=options)  # type: ignore[arg-type]
                 return BucketPart(bytes(result.bytes()), _make_object(result.meta))
-        except OutOfRange:
-            entry = self.find(key)
-            if entry is None:
-                raise ObjectMissing(f"{key} does not exist") from None
-            return BucketPart(b"", entry)
+        except OutOfRange:  # of an empty object, no range exists
+            if start or stop is None:
+                raise
+            return self.read(key, version=version)
 
-    def put(self, key: str, data: bytes) -> str:
-        """Write an object, and return its version."""
+    def put(self, key: str, data: bytes) -> None:
+        """Write an object."""
         with _translate_errors():
-            return _unquote(self._library.put(self._store, key, data)["e_tag"] or "")
+            self._library.put(self._store, key, data)
 
     def create(self, key: str, data: bytes) -> bool:
         """Write an object unless it exists; return whether its content is that of this call.
@@ -207,7 +206,7 @@ class BucketClient:
                 for block in result.stream(min_chunk_size=BLOCK_BYTES):
                     yield memoryview(block)
         except ObjectChanged:
-            if self.find(entry.key) is None:  # Azure's answer about a deleted object, too
+            if self.find(entry.key) is None:  # Azure refuses the condition of a deleted object with the same status
                 raise ObjectMissing(f"{entry.key} does not exist") from None
             raise
 

@@ -34,7 +34,8 @@ from tokenmill.core.buckets.client import (
 )
 from tokenmill.core.buckets.mirror import COPIES_PREFIX, LOCAL_PREFIX, find_address
 from tokenmill.core.buckets.uploads import abort_uploads
-from tokenmill.core.files.lease import remove_abandoned
+from tokenmill.core.files.lease import OWNER_FILE, remove_abandoned
+from tokenmill.core.files.paths import RECORDS_DIRECTORY
 from tokenmill.core.files.tree import CLOCK_PREFIX, Content, Tree, TreePath
 from tokenmill.core.machine import process_name
 from tokenmill.errors import TransientError
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from io import BufferedRandom
 
 TOMBSTONE = b"tokenmill: the holder of this lease is dead\n"
+"""The content of a lease whose holder is dead."""
 READ_BYTES = 1 << 20
 """Bytes that a reader requests at once."""
 SMALL_BYTES = 4 << 20
@@ -50,7 +52,7 @@ SMALL_BYTES = 4 << 20
 READERS = 32
 """Requests at the same time when many small objects are read."""
 ATTEMPTS = "attempts"
-OWNER = "owner.json"
+"""The directory of attempts in that of a stage."""
 _SET_CLOCK = "the clock of this machine differs from the store's: set the clock"
 _PERMISSIONS = "check that these credentials may read, write, list and delete objects there"
 
@@ -101,12 +103,14 @@ class BucketTree(Tree):
     # -- which paths are local
 
     def _is_local(self, path: TreePath) -> bool:
+        """Return whether a path is a file of an attempt, other than its claim."""
         parts = self._parts(path)
-        return parts[:1] == (".tokenmill",) and parts[2:3] == (ATTEMPTS,) and len(parts) > 4 and parts[-1] != OWNER
+        return _is_in_attempts(parts) and len(parts) > 4 and parts[-1] != OWNER_FILE
 
     def _is_attempt(self, path: TreePath) -> bool:
+        """Return whether a path is the directory of an attempt."""
         parts = self._parts(path)
-        return parts[:1] == (".tokenmill",) and parts[2:3] == (ATTEMPTS,) and len(parts) == 4
+        return _is_in_attempts(parts) and len(parts) == 4
 
     def _key(self, path: TreePath) -> str:
         return "/".join(filter(None, (self._address.prefix, *self._parts(path))))
@@ -254,15 +258,13 @@ class BucketTree(Tree):
         """Open a file, or an object for reading (`rb`)."""
         if self._is_local(path):
             return self._local.open(path, mode, buffering=buffering, single_link=single_link)
-        if mode in ("wb", "xb"):
-            return _Upload(lambda data: self.write_atomic(path, data))  # type: ignore[return-value]
         if mode != "rb":
             raise ValueError(f"an object cannot be opened with mode {mode}")
         snapshot = self._snapshot()
         if snapshot is not None:
             return io.BytesIO(self._read_ahead(path, snapshot))  # type: ignore[return-value]
         reader = _ObjectReader(self._client, self._key(path), lambda: self._requests(path))
-        if reader.tell_size() <= len(TOMBSTONE) and reader.first == TOMBSTONE:
+        if reader.first == TOMBSTONE:
             raise FileNotFoundError(2, "the lease was broken", str(self._full_path(path)))
         return io.BufferedReader(reader, READ_BYTES)  # type: ignore[return-value]
 
@@ -440,6 +442,10 @@ class BucketTree(Tree):
         """Do nothing: an object is durable when its write ends."""
 
 
+def _is_in_attempts(parts: Sequence[str]) -> bool:
+    return len(parts) > 2 and (parts[0], parts[2]) == (RECORDS_DIRECTORY, ATTEMPTS)
+
+
 class _ObjectReader(io.RawIOBase):
     """The bytes of one version of an object, in requests of READ_BYTES or more."""
 
@@ -449,9 +455,6 @@ class _ObjectReader(io.RawIOBase):
             part = client.read(key, 0, READ_BYTES)
         self.first, self._entry = part
         self._offset = 0
-
-    def tell_size(self) -> int:
-        return self._entry.size
 
     def readable(self) -> bool:
         return True
@@ -480,16 +483,3 @@ class _ObjectReader(io.RawIOBase):
         view[: len(data)] = data
         self._offset += len(data)
         return len(data)
-
-
-class _Upload(io.BytesIO):
-    """A small file that becomes an object when it is closed."""
-
-    def __init__(self, write: Callable[[bytes], None]) -> None:
-        super().__init__()
-        self._write = write
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if kind is None and not self.closed:
-            self._write(self.getvalue())
-        self.close()
