@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tokenmill.core.files.user_path import local_path, read_named_file
+from tokenmill.core.buckets.mirror import locate
+from tokenmill.core.files.user_path import read_named_file
 from tokenmill.core.plain_yaml import load_plain_yaml
 from tokenmill.core.typed_json import convert_json, decode_json
 from tokenmill.datasets.split import FILE_NAMES, SPLITS
@@ -147,9 +148,8 @@ def _parse_entries(part: list[Any], label: str) -> dict[str, list[WeightedSource
             raise RequestError(f"{where} has no path; add path, the prefix of a pair or a directory")
         if split is not None and split not in (*FILE_NAMES, *SPLITS):
             raise RequestError(f"{where} has the split {split!r}; use train, validation or test")
-        local_path(path, where)
         lists.setdefault("all" if split is None else FILE_NAMES.get(split, split), []).append(
-            WeightedSource(path, weight)
+            WeightedSource(locate(path, where), weight)
         )
     if "all" in lists and len(lists) > 1:
         raise RequestError(f"{label} has entries with and without a split; write a split for each, or for none")
@@ -164,8 +164,7 @@ def parse_blend_list(items: Sequence[str], label: str) -> list[WeightedSource]:
     """
     if not items:
         raise RequestError(f"{label} names no dataset; add the prefix of a pair")
-    for item in items:
-        local_path(item, label)
+    items = [locate(item, label) for item in items]
     weights = [_parse_weight(item) for item in items[::2]]
     if len(items) == 1 or None in weights:
         return [WeightedSource(item) for item in items]

@@ -7,6 +7,8 @@ OUTPUT/NAME.HASH.*     the views of the pairs (`samples.phases.views`); with --r
 import os
 from pathlib import Path
 
+from tokenmill.core.buckets.mirror import find_address
+from tokenmill.core.buckets.tree import open_tree
 from tokenmill.core.files.codec import readable_json
 from tokenmill.core.files.named_file import open_file
 from tokenmill.core.files.publish import write_atomic
@@ -81,7 +83,7 @@ def read_record(output: Path) -> ForgetRecord | None:
     """Return the record of a directory, None if it has none."""
     path = output / NAME
     try:
-        with open_file(path) as file:
+        with open_tree(output).open(NAME) if find_address(output) else open_file(path) as file:
             return decode_json(file.read(), ForgetRecord)
     except (FileNotFoundError, NotADirectoryError):
         return None

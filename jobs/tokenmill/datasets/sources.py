@@ -6,14 +6,15 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenmill.core.files.user_path import local_path
+from tokenmill.core.buckets.mirror import locate
+from tokenmill.core.buckets.tree import is_directory, is_file, open_tree
 from tokenmill.datasets.blend_file import WeightedSource
 from tokenmill.datasets.contract import CHAT, PREPROCESS
 from tokenmill.datasets.dataset import Dataset, check_same_tokenizer, find_dataset, find_pair_record, open_dataset
 from tokenmill.datasets.forgotten import NAME, ForgetRecord, ForgottenPair, read_record
 from tokenmill.datasets.formats.indexed.reader import DamagedPair, map_pair, read_view
 from tokenmill.datasets.split import DatasetLabels
-from tokenmill.datasets.weighted import Pair, WeightedDataset
+from tokenmill.datasets.weighted import Pair, WeightedDataset, open_readers
 from tokenmill.engine.lineage import narrow
 from tokenmill.engine.record import StageRecord
 from tokenmill.engine.stage_input import find_records
@@ -39,12 +40,12 @@ class SourceOpener:
         Raises:
             RequestError: the dataset is missing, unfinished or damaged, or has no tokens under the key.
         """
-        path = ((root or Path()) / local_path(name, label)).absolute()
+        path = ((root or Path()) / locate(name, label)).absolute()
         prefix = _remove_suffix(path)
         if forgotten := self.find_forgotten(path):
             dataset, opened = self._open_views(f"{label} {name}", path, forgotten, key, labels)
             return dataset, replace(opened, label=label, path=name)
-        named_pair = None if is_directory(path) else find_pair_record(prefix)
+        named_pair = None if is_output(path) else find_pair_record(prefix)
         try:
             dataset = self._open_output(named_pair[0]) if named_pair else find_dataset(path)
         except RequestError as error:
@@ -74,7 +75,7 @@ class SourceOpener:
 
     def find_forgotten(self, path: Path) -> ForgetRecord | None:
         """Return the record of a directory with views without forgotten documents, or of that of such a view."""
-        directory = path if is_directory(path) else path.parent
+        directory = path if is_output(path) else path.parent
         if directory not in self._forgotten:
             self._forgotten[directory] = read_record(directory)
         record = self._forgotten[directory]
@@ -84,7 +85,7 @@ class SourceOpener:
         self, name: str, path: Path, forgotten: ForgetRecord, key: str | None, labels: DatasetLabels
     ) -> tuple[Dataset, WeightedDataset]:
         """Open the views of a dataset without forgotten documents, or one of them."""
-        output = path if is_directory(path) else path.parent
+        output = path if is_output(path) else path.parent
         if not forgotten.complete:
             raise RequestError(f"{name} is not finished; run the same tokenmill forget again")
         try:
@@ -171,12 +172,12 @@ def _remove_suffix(path: Path) -> Path:
     return path.with_name(path.name.removesuffix(".bin").removesuffix(".idx"))
 
 
-def is_directory(path: Path) -> bool:
+def is_output(path: Path) -> bool:
     """Return whether a path is a directory and not the prefix of a pair.
 
     Megatron-LM writes its sample index to a directory with the name of the prefix, if it has no other directory for it.
     """
-    return path.is_dir() and not Path(f"{path}.idx").is_file()
+    return is_directory(path) and not is_file(Path(f"{path}.idx"))
 
 
 def open_pairs(sources: Sequence[WeightedSource], key: str | None) -> list[WeightedDataset]:
@@ -197,7 +198,7 @@ def open_pairs(sources: Sequence[WeightedSource], key: str | None) -> list[Weigh
     for source in sources:
         path = Path(source.path).absolute()
         prefix = _remove_suffix(path)
-        if is_directory(path) or find_pair_record(prefix) or opener.find_forgotten(path):
+        if is_output(path) or find_pair_record(prefix) or opener.find_forgotten(path):
             try:
                 dataset, opened = opener.open("source", source.path, None, key, _OpenLabels())
             except RequestError:
@@ -222,6 +223,7 @@ class _OpenLabels(DatasetLabels):
 
 def _check_dtypes(dataset: Dataset, opened: WeightedDataset) -> None:
     """Open all pairs; raise RequestError if one has another dtype than its record."""
+    open_readers(opened.pairs)
     for pair in opened.pairs:
         dtype = pair.reader.dtype.name
         if dtype != pair.dtype:
@@ -250,15 +252,15 @@ def _open_unrecorded(prefix: Path) -> Pair:
 def _check_pair(path: Path, prefix: Path) -> None:
     """Raise RequestError, with the command that makes it, if a pair does not exist or is the mask of conversations."""
     _refuse_conversations(prefix)
-    missing = [suffix for suffix in (".bin", ".idx") if not Path(f"{prefix}{suffix}").is_file()]
-    if len(missing) == 2 and path.is_file():
+    missing = [suffix for suffix in (".bin", ".idx") if not is_file(Path(f"{prefix}{suffix}"))]
+    if len(missing) == 2 and is_file(path):
         raise RequestError(
             f"{path} is a file, but not the .bin or .idx of a pair; run tokenmill preprocess on it to tokenize its "
             "text, and open the output"
         )
     if len(missing) == 2 and path.suffix in (".json", ".txt"):
         raise RequestError(f"there is no blend file {path}; run tokenmill blend to write it, or specify another file")
-    if len(missing) == 2 and not path.parent.is_dir():
+    if len(missing) == 2 and not is_directory(path.parent):
         raise RequestError(
             f"there is no {path}, and no directory {path.parent}; run tokenmill preprocess to write it, or specify "
             "another path"
@@ -272,7 +274,7 @@ def _check_pair(path: Path, prefix: Path) -> None:
 
 def _refuse_conversations(path: Path) -> None:
     """Raise RequestError if a directory has, or a pair is, an output of chat."""
-    if any(find_records(path, (CHAT,))) if path.is_dir() else find_pair_record(path, (CHAT,)):
+    if any(find_records(path, (CHAT,))) if is_directory(path) else find_pair_record(path, (CHAT,)):
         raise RequestError(
             f"{path} has conversations, whose mask must be trained with them; run tokenmill pack on the output of "
             "chat, and open the output of pack"
@@ -281,9 +283,11 @@ def _refuse_conversations(path: Path) -> None:
 
 def _refuse_other_directory(path: Path) -> None:
     """Raise RequestError if a directory has no output of preprocess, with the command for what it has instead."""
-    if not path.is_dir() or any(find_records(path, (PREPROCESS,))):
+    if not is_directory(path) or any(find_records(path, (PREPROCESS,))):
         return
-    files = list(islice((file for file in path.iterdir() if file.is_file() and not file.name.startswith(".")), 1000))
+    tree = open_tree(path)
+    names = (name for name in tree.names() if not name.startswith(".") and tree.size(name) is not None)
+    files = [path / name for name in islice(names, 1000)]
     indexes = sorted(file.with_suffix("") for file in files if file.suffix == ".idx")
     if indexes:
         raise RequestError(

@@ -1,11 +1,13 @@
 """The records of pairs, and of the datasets of a list with their weights or shares: `datasets.sources` makes them."""
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tokenmill.core.buckets.mirror import find_address
 from tokenmill.core.files.codec import content_id
 from tokenmill.datasets.split import SPLITS, split_ranges
 from tokenmill.engine.contract import Origin, Part
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
 
 MAX_PAIRS = 32_766
 """Pairs in one list: Megatron-LM numbers them in int16 and asserts fewer than 32,767 (blended_dataset.py)."""
+
+MAX_OPENING = 32
+"""Pairs in buckets that are opened at the same time."""
 
 CONTENT_BYTES, CONTENT_BLOCKS = 256 << 20, 64
 """Bytes of ids without a record that are hashed completely, in 0.03 s, and blocks of 4 KiB of longer ones."""
@@ -64,6 +69,19 @@ class Pair:
 
         lengths = xxhash.xxh3_128(self.reader.lengths.view("u1").data).hexdigest()
         return content_id([lengths, hash_samples(self.reader.pointers)])
+
+
+def open_readers(pairs: Sequence[Pair]) -> None:
+    """Open the readers of pairs in buckets at the same time: each needs several answers of the store."""
+    from tokenmill.datasets.formats.indexed.reader import map_pair
+
+    remote = [pair for pair in pairs if find_address(Path(pair.prefix))]
+    if remote:
+        with ThreadPoolExecutor(MAX_OPENING) as executor:
+            for pair, reader in zip(
+                remote, executor.map(map_pair, [Path(pair.prefix) for pair in remote]), strict=True
+            ):
+                vars(pair)["reader"] = reader  # of the cached property
 
 
 @dataclass(frozen=True)

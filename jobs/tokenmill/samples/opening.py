@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
+from tokenmill.core.buckets.mirror import locate, naming_addresses, show_addresses
 from tokenmill.core.files.codec import content_id
 from tokenmill.core.files.user_path import local_path
 from tokenmill.core.printing import encodable
@@ -73,6 +74,7 @@ class _Reading(NamedTuple):
     pad: int | None
 
 
+@naming_addresses()
 def open(
     source: Source | None = None,
     *,
@@ -286,7 +288,11 @@ def _open_pairs(
     identity = DataIdentity(
         kind="pairs",
         sources=tuple(
-            SourceIdentity(encodable(dataset.path), dataset.content, dataset.weight if weights is not None else None)
+            SourceIdentity(
+                encodable(show_addresses(dataset.path)),
+                dataset.content,
+                dataset.weight if weights is not None else None,
+            )
             for dataset in opened
         ),
         tokenizer=opened[0].tokenizer,
@@ -327,7 +333,7 @@ def _open_pack(
     source = PackedSource(pack.shards, pack.pack_size, epochs, request.seed)
     identity = DataIdentity(
         kind="packed",
-        sources=(SourceIdentity(encodable(pack.path), content_id(pack.hashes)),),
+        sources=(SourceIdentity(encodable(show_addresses(pack.path)), content_id(pack.hashes)),),
         tokenizer=pack.tokenizer,
         seq_length=request.seq_length,
         samples=request.samples,
@@ -420,8 +426,7 @@ def parse_source(source: Source) -> dict[str, list[WeightedSource]]:
 
 def _parse_list(source: object) -> list[WeightedSource]:
     if isinstance(source, str | Path):
-        local_path(source, "source")
-        return [WeightedSource(str(source))]
+        return [WeightedSource(locate(str(source), "source"))]
     if isinstance(source, Mapping | bytes) or not isinstance(source, Iterable):
         raise _InvalidSource(source)
     return [_parse_entry(entry) for entry in source]
@@ -429,13 +434,11 @@ def _parse_list(source: object) -> list[WeightedSource]:
 
 def _parse_entry(entry: object) -> WeightedSource:
     if isinstance(entry, str | Path):
-        local_path(entry, "source")
-        return WeightedSource(str(entry))
+        return WeightedSource(locate(str(entry), "source"))
     if isinstance(entry, Sequence) and not isinstance(entry, bytes) and len(entry) == 2:
         weight, path = entry
         if isinstance(weight, int | float) and not isinstance(weight, bool) and isinstance(path, str | Path):
-            local_path(path, "source")
-            return WeightedSource(str(path), float(weight))
+            return WeightedSource(locate(str(path), "source"), float(weight))
     raise _InvalidSource(entry)
 
 

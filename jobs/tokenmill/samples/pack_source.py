@@ -1,9 +1,11 @@
 """Find an output of tokenmill pack and the shards of one part of it."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tokenmill.core.buckets.tree import is_directory
 from tokenmill.datasets.split import FILE_NAMES, SPLITS
 from tokenmill.errors import RequestError
 from tokenmill.samples.packed_samples import PackShard
@@ -11,6 +13,10 @@ from tokenmill.samples.packed_samples import PackShard
 if TYPE_CHECKING:
     from tokenmill.engine.contract import FileEntry, Origin
     from tokenmill.engine.record import StageRecord
+
+
+COPIES_AT_ONCE = 8
+"""Shards in a bucket that are copied to the local disk at the same time."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,7 @@ def find_pack(path: Path) -> "StageRecord | None":
     path = path.absolute()
     for directory in (path, path.parent) if path.name in FILE_NAMES else (path,):
         record = StageRecord(directory, PACK)
-        if directory.is_dir() and record.tree.size(record.plan_path) is not None:
+        if is_directory(directory) and record.tree.size(record.plan_path) is not None:
             return record
     return None
 
@@ -56,7 +62,6 @@ def open_part(record: "StageRecord", path: Path, part: str) -> PackPart:
     Raises:
         RequestError: the pack is not finished, its format cannot be read, or it has no such part.
     """
-    from tokenmill.core.files.paths import join_inside
     from tokenmill.engine.record import complete
     from tokenmill.engine.stage_input import describe_unfinished
     from tokenmill.packs.contract import PackBasis, PackDetails
@@ -83,9 +88,11 @@ def open_part(record: "StageRecord", path: Path, part: str) -> PackPart:
             f"{record.output} has no rows for {part}, only for {', '.join(parts)}; choose one of them, or run "
             "tokenmill pack with --valid-shards or --test-shards"
         )
+    with ThreadPoolExecutor(COPIES_AT_ONCE) as executor:  # rows are read in random order: a bucket is copied
+        paths = list(executor.map(record.tree.local, [entry.path for entry in shards]))
     return PackPart(
         path=str(path),
-        shards=tuple(PackShard(join_inside(record.output, entry.path), entry.records or 0) for entry in shards),
+        shards=tuple(PackShard(path, entry.records or 0) for path, entry in zip(paths, shards, strict=True)),
         hashes=tuple(entry.xxh3_128 for entry in shards),
         pack_size=basis.pack_size,
         tokenizer=PackDetails.from_json(plan.details).tokenizer.fingerprint,

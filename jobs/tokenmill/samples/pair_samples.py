@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.core.buckets.remote_array import RemoteArray
 from tokenmill.datasets.formats.indexed.reader import DamagedPair, IndexedReader
 from tokenmill.samples.epochs import Epochs
 from tokenmill.samples.pair_order import PairOrder
@@ -60,6 +61,11 @@ class PairSamples:
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         """Open the files again in another process, instead of copying ids and order there."""
         return PairSamples, (self.prefix, self.pair, self.epochs, self._seq_length, self._load)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the ids of a sample."""
+        return (self._seq_length + 1) * self.pair.dtype.itemsize
 
     @cached_property
     def order(self) -> PairOrder:
@@ -133,7 +139,33 @@ class PairSamples:
         Raises:
             DamagedPair: a piece is outside the `.bin`.
         """
-        size, width = self._ids.itemsize, out.shape[1]
+        width = out.shape[1]
+        starts, stops = self._find_places(pieces)
+        ends = pieces.lengths.cumsum()
+        begins = ends - pieces.lengths
+        if ends[-1] < width * (len(out) if rows is None else len(rows)):
+            _pad(pieces, out, rows)
+        begins -= begins[pieces.rows.searchsorted(pieces.rows)]
+        begins += (pieces.rows if rows is None else rows[pieces.rows]) * width
+        flat, ids = out.reshape(-1), self._ids
+        if isinstance(ids, RemoteArray):
+            ids, starts, stops = ids.gather(starts, stops), ends - pieces.lengths, ends
+        if len(pieces.rows) * SHORT_PIECE > ends[-1]:
+            within = np.arange(ends[-1]) - (ends - pieces.lengths).repeat(pieces.lengths)
+            flat[begins.repeat(pieces.lengths) + within] = ids[starts.repeat(pieces.lengths) + within]
+            return
+        for begin, start, stop in zip(begins.tolist(), starts.tolist(), stops.tolist(), strict=True):
+            flat[begin : begin + stop - start] = ids[start:stop]
+
+    def read_ahead(self, numbers: Array) -> None:
+        """Begin to fetch the ids of samples from a bucket, in their order."""
+        ids = self.pair.ids
+        if isinstance(ids, RemoteArray):
+            ids.read_ahead(*self._find_places(self.locate(numbers)))
+
+    def _find_places(self, pieces: Pieces) -> tuple[Array, Array]:
+        """Return the places in the `.bin` at which pieces begin and end, in ids (DamagedPair)."""
+        size = self._ids.itemsize
         starts = self._pointers[pieces.sequences]
         if (starts % size).any():
             raise DamagedPair(Path(f"{self.prefix}.idx"), "a sequence begins between two ids")
@@ -142,19 +174,7 @@ class PairSamples:
         stops = starts + pieces.lengths
         if starts.min() < 0 or stops.max() > self._ids.size:
             raise DamagedPair(Path(f"{self.prefix}.idx"), "a sequence is outside the .bin file")
-        ends = pieces.lengths.cumsum()
-        begins = ends - pieces.lengths
-        if ends[-1] < width * (len(out) if rows is None else len(rows)):
-            _pad(pieces, out, rows)
-        begins -= begins[pieces.rows.searchsorted(pieces.rows)]
-        begins += (pieces.rows if rows is None else rows[pieces.rows]) * width
-        flat, ids = out.reshape(-1), self._ids
-        if len(pieces.rows) * SHORT_PIECE > ends[-1]:
-            within = np.arange(ends[-1]) - (ends - pieces.lengths).repeat(pieces.lengths)
-            flat[begins.repeat(pieces.lengths) + within] = ids[starts.repeat(pieces.lengths) + within]
-            return
-        for begin, start, stop in zip(begins.tolist(), starts.tolist(), stops.tolist(), strict=True):
-            flat[begin : begin + stop - start] = ids[start:stop]
+        return starts, stops
 
 
 def _pad(pieces: Pieces, out: Array, rows: Array | None) -> None:

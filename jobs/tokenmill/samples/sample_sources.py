@@ -17,6 +17,7 @@ from tokenmill.datasets.formats.indexed.reader import list_origins, map_pair
 from tokenmill.samples.batch import Batch
 from tokenmill.samples.draws import Draws
 from tokenmill.samples.pair_samples import PADDING, PairSamples, Pieces
+from tokenmill.samples.read_ahead import ReadAhead, is_remote
 
 Array = npt.NDArray[Any]
 
@@ -57,13 +58,22 @@ class PairSource:
         self.parts = list(parts)
         self.draws = draws
         self._scratch = threading.local()
+        self._ahead = self._follow_reads()
 
     def __len__(self) -> int:
         """Return the number of samples."""
         return self.draws.size if self.draws else len(self.parts[0])
 
+    def _follow_reads(self) -> ReadAhead | None:
+        remote = [part for part in self.parts if is_remote(part)]
+        if not remote:
+            return None
+        return ReadAhead(self.parts, self.draws, len(self), remote[0].bytes)
+
     def fill(self, numbers: Array, batch: Batch) -> None:
         """Write samples into a batch."""
+        if self._ahead is not None:
+            self._ahead.follow(numbers)
         ids = self._buffer(*batch.tokens.shape)
         if batch.starts is not None:
             batch.starts[:] = False
@@ -119,12 +129,13 @@ class PairSource:
         return np.unique(np.concatenate(numbers))
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the fields for another process; a thread's memory is not among them."""
-        return {name: value for name, value in vars(self).items() if name != "_scratch"}
+        """Return the fields for another process, which reads other samples, and has its own memory."""
+        return {name: value for name, value in vars(self).items() if name not in ("_scratch", "_ahead")}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         """Set the fields of a process."""
         vars(self).update(state, _scratch=threading.local())
+        self._ahead = self._follow_reads()
 
 
 def find_in_part(part: PairSamples, prefix: Path, documents: Array) -> Array | None:

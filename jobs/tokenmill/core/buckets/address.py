@@ -22,6 +22,7 @@ class BucketAddress:
         self.account = host.partition(".")[0]
         parts = [part for part in prefix.split("/") if part]
         self.prefix = "/".join(parts)
+        self.authority = f"{self.bucket}@{self.account}" if self.account else self.bucket
         if not self.bucket:
             raise RequestError(f"{uri!r} does not name a bucket; write {self.scheme}://BUCKET/PREFIX")
         if ":" in self.bucket or (host and self.scheme != "abfs"):

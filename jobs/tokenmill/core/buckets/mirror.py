@@ -13,6 +13,8 @@ import os
 import re
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from tokenmill.core import redaction
 from tokenmill.core.buckets.address import EXTRAS, BucketAddress
 from tokenmill.core.files.user_path import local_path
 from tokenmill.core.redaction import register_address_secrets
-from tokenmill.errors import RequestError
+from tokenmill.errors import RequestError, TokenmillError
 
 _DIRECTORY = "tokenmill-buckets-"
 """The name of the directory in the scratch directory, without the user's number."""
@@ -47,26 +49,44 @@ def parse_location(text: str) -> Path:
     return mirror_path(BucketAddress(text), Path(tempfile.gettempdir()))
 
 
+def locate(text: str, parameter: str) -> str:
+    """Return the local directory that stands for the bucket that a user names; a path unchanged.
+
+    Raises:
+        RequestError: it is the address of another service, or an address without a bucket.
+    """
+    if text.partition("://")[0].lower() in EXTRAS and "://" in text:
+        return str(parse_location(text))
+    local_path(text, parameter)
+    return text
+
+
 def mirror_path(address: BucketAddress, scratch: Path) -> Path:
     """Return the directory that stands for an address, and create its private root in the scratch directory.
 
     Raises:
         RequestError: another user, or a link, has this root.
     """
-    authority = f"{address.bucket}@{address.account}" if address.account else address.bucket
     root = scratch.absolute() / f"{_DIRECTORY}{os.getuid()}"
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = root.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise RequestError(f"{root} is not a directory of this user; set TMPDIR, or --scratch, to another directory")
     _roots.add(f"{root}/")
-    return root / address.scheme / authority / address.prefix
+    return root / address.scheme / address.authority / address.prefix
 
 
 def move_mirror(path: Path, scratch: Path | None) -> Path:
     """Return the directory that stands for the same bucket in another scratch directory; any other path unchanged."""
     address = find_address(path)
     return path if address is None or scratch is None else mirror_path(address, scratch)
+
+
+def find_root(path: Path) -> Path:
+    """Return the private directory in the scratch directory in which a path stands for a bucket."""
+    match = _MARK.search(str(path))
+    assert match is not None  # noqa: S101 - the caller has found an address
+    return Path(str(path)[: match.start(1)])
 
 
 @lru_cache(maxsize=64)
@@ -86,6 +106,16 @@ def show_addresses(text: str) -> str:
         for scheme in EXTRAS:
             text = text.replace(f"{root}{scheme}/", f"{scheme}://")
     return _COPIES.sub("", text)
+
+
+@contextmanager
+def naming_addresses() -> Iterator[None]:
+    """Show addresses in the messages of errors of the block, which a program of the user may print."""
+    try:
+        yield
+    except TokenmillError as error:
+        error.args = (show_addresses(str(error)),)
+        raise
 
 
 redaction.rewrite_with(show_addresses)

@@ -8,40 +8,41 @@ directory exists while there is an object below it. A process that waits for a l
 `TOMBSTONE`, with If-Match, and an object with this content counts as missing.
 """
 
+import fcntl
 import io
 import os
 import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from tokenmill.core.buckets.address import BucketUnavailable
+from tokenmill.core.buckets.address import BucketAddress, BucketUnavailable
 from tokenmill.core.buckets.client import (
     BucketClient,
     BucketError,
     BucketObject,
-    BucketRefused,
-    CredentialsExpired,
-    InvalidKey,
-    ObjectChanged,
     ObjectMissing,
 )
+from tokenmill.core.buckets.explain import explain_requests
 from tokenmill.core.buckets.mirror import COPIES_PREFIX, LOCAL_PREFIX, find_address
 from tokenmill.core.buckets.uploads import abort_uploads
 from tokenmill.core.files.lease import OWNER_FILE, remove_abandoned
 from tokenmill.core.files.paths import RECORDS_DIRECTORY
 from tokenmill.core.files.tree import CLOCK_PREFIX, Content, Tree, TreePath
 from tokenmill.core.machine import process_name
-from tokenmill.errors import TransientError
 
 if TYPE_CHECKING:
     from io import BufferedRandom
+
+    import numpy.typing as npt
+
+    from tokenmill.core.buckets.remote_array import RemoteArray
 
 TOMBSTONE = b"tokenmill: the holder of this lease is dead\n"
 """The content of a lease whose holder is dead."""
@@ -53,19 +54,36 @@ READERS = 32
 """Requests at the same time when many small objects are read."""
 ATTEMPTS = "attempts"
 """The directory of attempts in that of a stage."""
-_SET_CLOCK = "the clock of this machine differs from the store's: set the clock"
-_PERMISSIONS = "check that these credentials may read, write, list and delete objects there"
 
 
 def open_tree(root: Path) -> Tree:
     """Return the tree of an output, which is a directory or stands for a bucket."""
-    return Tree(root) if find_address(root) is None else _open_bucket(root)
+    return Tree(root) if find_address(root) is None else open_bucket(root)
 
 
 @lru_cache(maxsize=64)
-def _open_bucket(root: Path) -> "BucketTree":
-    """Return one tree for each bucket, because a client finds its credentials when it is made."""
+def open_bucket(root: Path) -> "BucketTree":
+    """Return the tree of a prefix in a bucket, for which `root` stands."""
     return BucketTree(root)
+
+
+@lru_cache(maxsize=64)
+def _open_client(bucket: str) -> BucketClient:
+    """Return one client for each bucket: it finds its credentials when it is made."""
+    return BucketClient(BucketAddress(bucket))
+
+
+def is_file(path: Path) -> bool:
+    """Return whether a path is a file, or an object of the bucket for which it stands."""
+    address = find_address(path)
+    if address is None:
+        return path.is_file()
+    return bool(address.prefix) and open_tree(path.parent).size(path) is not None
+
+
+def is_directory(path: Path) -> bool:
+    """Return whether a path is a directory, or there is an object below the prefix for which it stands."""
+    return path.is_dir() if find_address(path) is None else open_tree(path).is_directory("")
 
 
 class _Snapshot:
@@ -92,7 +110,8 @@ class BucketTree(Tree):
         address = find_address(root)
         assert address is not None  # noqa: S101 - open_tree has checked it
         self._address = address
-        self._client = BucketClient(address)
+        self._bucket = f"{address.scheme}://{address.authority}"
+        self._client = _open_client(self._bucket)
         self._local = Tree(root)
         self._state = threading.local()
 
@@ -119,28 +138,8 @@ class BucketTree(Tree):
         """Return the path relative to the root."""
         return key[len(self._address.prefix) :].lstrip("/")
 
-    @contextmanager
-    def _requests(self, path: TreePath = "") -> Iterator[None]:
-        """Raise errors of the store as errors of tokenmill, which name the object."""
-        try:
-            yield
-        except ObjectMissing as error:
-            raise FileNotFoundError(2, str(error), str(self._full_path(path))) from error
-        except ObjectChanged as error:
-            raise TransientError(
-                f"{self._full_path(path)} changed while it was read; run the same command again"
-            ) from error
-        except CredentialsExpired as error:
-            raise TransientError(
-                f"{self._full_path(path)}: {error}; renew the credentials and run the same command again"
-            ) from error
-        except BucketRefused as error:
-            remedy = _SET_CLOCK if "TimeTooSkewed" in str(error) else _PERMISSIONS
-            if isinstance(error, InvalidKey):
-                remedy = "rename or move that object"
-            raise BucketUnavailable(f"{self._full_path(path)}: {error}; {remedy}") from error
-        except BucketError as error:
-            raise TransientError(f"{self._full_path(path)}: {error}; run the same command again") from error
+    def _requests(self, path: TreePath = "") -> AbstractContextManager[None]:
+        return explain_requests(self._full_path(path))
 
     @contextmanager
     def _bucket_requests(self, path: TreePath = "") -> Iterator[None]:
@@ -150,8 +149,7 @@ class BucketTree(Tree):
                 yield
         except FileNotFoundError as error:
             raise BucketUnavailable(
-                f"there is no bucket {self._address.scheme}://{self._address.bucket} ({error.strerror}); check its "
-                "name, or create it"
+                f"there is no bucket {self._bucket} ({error.strerror}); check its name, or create it"
             ) from error
 
     # -- reading
@@ -242,6 +240,13 @@ class BucketTree(Tree):
         entry = self._find(path)
         return entry.size if entry else None
 
+    def describe(self, path: TreePath) -> tuple[int, str | None]:
+        """Return the size and the version of an object (FileNotFoundError)."""
+        entry = self._find(path)
+        if entry is None:
+            raise FileNotFoundError(2, "there is no such object", str(self._full_path(path)))
+        return entry.size, entry.version
+
     def version(self, path: TreePath) -> str | None:
         """Return the version of an object, or None when it is missing."""
         entry = self._find(path)
@@ -317,14 +322,34 @@ class BucketTree(Tree):
         """
         with self._requests(path):
             key = self._key(path)
-            objects = self._client.list_objects(key) or [entry for entry in [self._client.find(key)] if entry]
+            entry = self._client.find(key)
+            objects = [entry] if entry else self._client.list_objects(key)
             versions = "\n".join(f"{entry.key} {entry.version}" for entry in objects)
             directory = f"{LOCAL_PREFIX}{xxhash.xxh3_128_hexdigest(versions.encode())}"
-            for entry in objects:
-                name = f"{directory}/{self._name(entry.key)}"
-                if self._local.size(name) is None:
-                    self._local.write_atomic(name, self._client.stream(entry))
+            names = {f"{directory}/{self._name(entry.key)}": entry for entry in objects}
+            if any(self._local.size(name) is None for name in names):
+                self._local.make_directory(directory)
+                with self._lock(directory):  # the ranks of a machine copy it once
+                    for name, entry in names.items():
+                        if self._local.size(name) is None:
+                            self._local.write_atomic(name, self._client.stream(entry))
         return self.root / directory / "/".join(self._parts(path))
+
+    def open_array(self, path: TreePath, dtype: "npt.DTypeLike") -> "RemoteArray":
+        """Return the content of an object as an array that is read in ranges (FileNotFoundError)."""
+        from tokenmill.core.buckets.fetcher import RemoteObject
+        from tokenmill.core.buckets.remote_array import RemoteArray
+
+        size, version = self.describe(path)
+        name = RemoteObject(self._bucket, self._key(path), version or "", size)
+        return RemoteArray(self._full_path(path), name, dtype)
+
+    @contextmanager
+    def _lock(self, name: str) -> Iterator[None]:
+        """Hold a lock of the processes of this machine."""
+        with self._local.open(f"{name}.lock", "ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     @contextmanager
     def local_copies(self, paths: Iterable[str]) -> Iterator[Path]:

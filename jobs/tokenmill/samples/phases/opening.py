@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.core.buckets.tree import is_file
 from tokenmill.core.files.codec import content_id, read_json, readable_json
 from tokenmill.core.files.publish import write_atomic
 from tokenmill.core.typed_json import convert_json
@@ -173,7 +174,7 @@ def _read_prepared(path: Path, key: str) -> PreparedPhases | None:
 def _is_present(views: Path, pair: PhasePair) -> bool:
     """Return whether a pair exists, and a view with its link to the `.bin` of its dataset."""
     prefix = views / pair.prefix
-    if not Path(f"{prefix}.idx").is_file():
+    if not is_file(Path(f"{prefix}.idx")):
         return False
     view = read_view(prefix) if pair.is_view else None
     return not pair.is_view or (view is not None and is_linked(prefix, find_source(prefix, view)))

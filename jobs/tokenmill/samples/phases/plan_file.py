@@ -11,6 +11,7 @@ from typing import Annotated
 
 import msgspec
 
+from tokenmill.core.buckets.mirror import locate
 from tokenmill.core.files.user_path import local_path, read_named_file
 from tokenmill.core.plain_yaml import load_plain_yaml
 from tokenmill.core.typed_json import convert_json, decode_json
@@ -213,7 +214,7 @@ def _count_samples(entry: PhaseEntry, label: str, length: int, batch: int, *, ha
 def _share(part: BlendEntry, label: str, step: int, steps: int) -> PhaseShare:
     if not part.path:
         raise RequestError(f"{label} has an empty path; write the path of a dataset")
-    local_path(part.path, label)
+    path = locate(part.path, label)
     measures = [name for name in ("weight", "tokens", "epochs") if getattr(part, name) is not None]
     if len(measures) != 1:
         raise RequestError(
@@ -226,4 +227,4 @@ def _share(part: BlendEntry, label: str, step: int, steps: int) -> PhaseShare:
         weight += (part.to - weight) * step / (steps - 1)
     tokens, epochs = (None if amount is None else amount / steps for amount in (part.tokens, part.epochs))
     pairs = None if part.pairs is None else tuple(part.pairs)
-    return PhaseShare(part.path, weight, tokens, epochs, part.max_epochs, pairs)
+    return PhaseShare(path, weight, tokens, epochs, part.max_epochs, pairs)

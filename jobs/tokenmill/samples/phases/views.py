@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
+from tokenmill.core.buckets.mirror import find_address
 from tokenmill.core.files.codec import content_id, readable_json
 from tokenmill.core.files.tree import Tree
 from tokenmill.core.machine import process_name
@@ -26,6 +27,7 @@ from tokenmill.datasets.formats.indexed.reader import (
     IndexedReader,
     ViewRecord,
     dtype_code,
+    find_bin,
     find_source,
     map_pair,
     read_view,
@@ -123,7 +125,8 @@ def _link(link: Path, target: Path) -> None:
 def is_linked(prefix: Path, source: Path) -> bool:
     """Return whether the `.bin` of a view is that of its dataset."""
     try:
-        return Path(f"{prefix}.bin").samefile(f"{source}.bin")
+        linked, target = find_bin(prefix), Path(os.path.realpath(f"{source}.bin"))
+        return linked == target if find_address(target) else linked.samefile(target)
     except OSError:
         return False
 

@@ -7,12 +7,14 @@ import os
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.core.buckets.mirror import find_address
+from tokenmill.core.buckets.tree import open_bucket
 from tokenmill.core.files.named_file import open_file
 from tokenmill.core.machine import raise_file_limit
 from tokenmill.core.typed_json import decode_json
@@ -183,22 +185,28 @@ class IndexedReader:
     """A pair mapped read-only; `prefix` is the path without `.bin` and `.idx`.
 
     The constructor checks only the header and the sizes (DamagedPair, an InputError); `check_pair` checks the rest.
+    The index of a pair in a bucket is copied, and `ids` reads ranges of the object.
     """
 
     def __init__(self, prefix: Path) -> None:
         self._idx, path = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
-        index = open_index(self._idx)
+        index = open_index(copy_index(self._idx))
         self.dtype, self.lengths, self.pointers, self.document_indices, self.modes = index
         self.sequences = len(self.lengths)
         self.documents = len(self.document_indices) - 1
-        if not path.is_file():
-            raise DamagedPair(path, "missing")
-        self._prefix, self._state = prefix, _describe_files(prefix)
-        size = path.stat().st_size
+        target = find_bin(prefix)
+        try:
+            self._prefix, self._state = prefix, _describe_files(prefix)
+            remote = open_bucket(target.parent).open_array(target, self.dtype) if find_address(target) else None
+        except FileNotFoundError:
+            raise DamagedPair(path, "missing") from None
+        size = path.stat().st_size if remote is None else remote.bytes
         if size != index.bin_bytes and not ((view := read_view(prefix)) and view.bin_bytes == size >= index.bin_bytes):
             raise DamagedPair(path, f"it has {size:,} bytes, but {self._idx.name} requires {index.bin_bytes:,}")
-        # An empty file cannot be mapped.
-        self.ids: Array = np.memmap(path, self.dtype, mode="r") if size else np.empty(0, self.dtype)
+        if remote is not None:
+            self.ids = cast("Array", remote)
+        else:  # an empty file cannot be mapped
+            self.ids = np.memmap(path, self.dtype, mode="r") if size else np.empty(0, self.dtype)
 
     @cached_property
     def tokens(self) -> int:
@@ -261,13 +269,35 @@ def map_pair(prefix: Path) -> IndexedReader:
 _open_readers = WeakValueDictionary[tuple[object, ...], IndexedReader]()
 
 
-def _describe_files(prefix: Path) -> list[tuple[int, int]]:
-    """Return the size and the time of the last change of the files of a pair."""
-    statuses = [Path(f"{prefix}{suffix}").stat() for suffix in (".idx", ".bin")]
-    return [(status.st_size, status.st_mtime_ns) for status in statuses]
+def find_bin(prefix: Path) -> Path:
+    """Return the path of the `.bin` of a pair; of a view, that of its dataset."""
+    path = Path(f"{prefix}.bin")
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
-def _open_again(prefix: Path, state: list[tuple[int, int]]) -> IndexedReader:
+def copy_index(path: Path) -> Path:
+    """Return the path of an `.idx`, or of a local copy of one in a bucket (DamagedPair)."""
+    if find_address(path) is None:
+        return path
+    try:
+        return open_bucket(path.parent).local(path)
+    except FileNotFoundError:
+        raise DamagedPair(path, "missing") from None
+
+
+def _describe_files(prefix: Path) -> list[tuple[int, object]]:
+    """Return the size of the files of a pair, and the time of the last change or the version of the object."""
+    return [_describe_file(Path(f"{prefix}.idx")), _describe_file(find_bin(prefix))]
+
+
+def _describe_file(path: Path) -> tuple[int, object]:
+    if find_address(path):
+        return open_bucket(path.parent).describe(path)
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _open_again(prefix: Path, state: list[tuple[int, object]]) -> IndexedReader:
     reader = map_pair(prefix)
     if _describe_files(prefix) != state:
         raise DamagedPair(Path(f"{prefix}.bin"), "it was replaced while a program was reading it")
