@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenmill.cli import options as o
-from tokenmill.cli.commands import CommandWithSubcommands
+from tokenmill.cli.commands import CommandWithSubcommands, address
 from tokenmill.cli.groups import spread
 from tokenmill.core.printing import PrintedTable, align, format_share, printable
 from tokenmill.engine.options import Option, Panel
@@ -26,7 +26,9 @@ def blend(
     parts: Annotated[
         list[str],
         typer.Argument(
-            metavar=f"{PART}...", help="Outputs of preprocess, or pairs of them, to train on; or one blend file."
+            metavar=f"{PART}...",
+            parser=address,
+            help="Outputs of preprocess, or pairs of them, to train on; or one blend file.",
         ),
     ],
     by: Annotated[
@@ -329,7 +331,13 @@ def _render_values(data: Any, key: str | None, root: Path) -> bytes:
         Path, lambda dumper, path: dumper.represent_scalar("tag:yaml.org,2002:str", str(path), '"')
     )
     shares: dict[str, object] = {
-        name: [{"path": volume_path(source.path, root), "weight": source.share} for source in sources]
+        name: [
+            {
+                "path": source.path if "://" in source.path else volume_path(source.path, root),
+                "weight": source.share,
+            }
+            for source in sources
+        ]
         for name, sources in data.lists.items()
     }
     dataset: dict[str, object] = {"blend": {**shares, "by": "given"}}

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli import options as o
+from tokenmill.cli.commands import address
 from tokenmill.cli.groups import spread
 from tokenmill.core.json_lines import print_json
 from tokenmill.core.printing import printable
@@ -19,6 +20,7 @@ def check_data(
         str,
         typer.Argument(
             metavar="PATH",
+            parser=address,
             help="Output of preprocess or pack, prefix of a pair, file of tokenmill blend, or synthetic:VOCAB for "
             "random tokens.",
         ),

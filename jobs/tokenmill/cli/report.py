@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli import options as o
+from tokenmill.cli.commands import location
 from tokenmill.engine.options import Panel
 
 
@@ -14,7 +15,9 @@ def report(
     path: Annotated[
         Path,
         typer.Argument(
-            metavar="OUT", help="Output of a stage, directory of a dataset, or directory of a run's checkpoints."
+            metavar="OUT",
+            parser=location,
+            help="Output of a stage, directory of a dataset, or directory of a run's checkpoints.",
         ),
     ],
     html: Annotated[

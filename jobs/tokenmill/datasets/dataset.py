@@ -6,6 +6,7 @@ or adopt with this module; pack also reads that of chat, whose pairs have masks.
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -237,8 +238,7 @@ def find_document(dataset: Dataset, number: int, *, key: str | None, prefix: str
         )
     chosen = bisect_right(ends, number)
     pair, local = pairs[chosen], number - (ends[chosen - 1] if chosen else 0)
-    with dataset.record.tree.local_copies(f"{pair.prefix}.{suffix}" for suffix in SUFFIXES) as root:
-        tokens = map_pair(join_inside(root, pair.prefix)).document(local).tolist()
+    tokens = map_pair(join_inside(dataset.record.output, pair.prefix)).document(local).tolist()
     return Document(pair, local, tokens, locate(pair.parts or [], local))
 
 
@@ -299,7 +299,7 @@ def _verify_stage(record: StageRecord, full: bool, only: str | None = None) -> t
         entries = {entry.path: entry for entry in receipt.outputs}
         checked = [entry for entry in receipt.outputs if only is None or entry.prefix == only]
         files, size = files + len(checked), size + sum(entry.bytes for entry in checked)
-        with record.tree.local_copies(entries) as root:
+        with record.tree.local_copies(entries) if full else nullcontext(record.output) as root:
             for entry in checked:
                 if refused := [problem for path in _paths_to_open(entry) if (problem := _find_obstacle(record, path))]:
                     problems.extend(refused)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenmill.core.files.codec import content_id
 from tokenmill.datasets.split import SPLITS, parse_split
-from tokenmill.datasets.weighted import WeightedDataset
+from tokenmill.datasets.weighted import Pair, WeightedDataset
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,11 @@ class TrainingData:
     def sources(self) -> list[WeightedDataset]:
         """The datasets of all lists."""
         return [source for sources in self.lists.values() for source in sources]
+
+    @property
+    def pairs(self) -> tuple[Pair, ...]:
+        """The pairs of all datasets."""
+        return tuple(pair for source in self.sources for pair in source.pairs)
 
     @property
     def train(self) -> list[WeightedDataset]:

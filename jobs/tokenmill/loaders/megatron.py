@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tokenmill.core.buckets.mirror import find_address, show_addresses
 from tokenmill.core.files.codec import content_id, readable_json
 from tokenmill.core.files.publish import write_atomic
 from tokenmill.core.files.user_path import local_path
@@ -248,7 +249,13 @@ def _open_list(sources: Sequence[WeightedSource], key: str | None) -> list[Weigh
             f"{sources[0].path} is an output of pack, which GPTDataset does not read; specify an output of tokenmill "
             "preprocess, or run tokenmill sft for Megatron-Bridge"
         )
-    return open_pairs(list(sources), key)
+    opened = open_pairs(list(sources), key)
+    if remote := next((entry for entry in opened for pair in entry.pairs if find_address(Path(pair.prefix))), None):
+        raise RequestError(
+            f"{show_addresses(remote.path)} is in a bucket, and Megatron-Core maps files; run tokenmill train, which "
+            "copies them to each node, or run tokenmill download and use the copy"
+        )
+    return opened
 
 
 def _blend(datasets: list[WeightedDataset], samples: int | None, *, divided: bool) -> PrefixList:

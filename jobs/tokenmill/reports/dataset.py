@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from tokenmill.core.buckets.tree import is_directory, is_file
 from tokenmill.core.files.explain import TMPDIR, explain_os_errors
 from tokenmill.core.files.paths import join_inside
 from tokenmill.core.redaction import redact
@@ -78,7 +79,7 @@ def select_output(path: Path) -> SelectedOutput:
     Raises:
         RequestError: there is no output of tokenmill, or there are several outputs of the last stage.
     """
-    if not path.exists():
+    if not (is_file(path) or is_directory(path)):
         raise RequestError(f"cannot read {path}: it does not exist; check the path")
     records = [record for record in find_records(path, KINDS) if is_started(record)]
     if not records:

@@ -91,10 +91,12 @@ def find_root(path: Path) -> Path:
 
 @lru_cache(maxsize=64)
 def find_address(path: Path) -> BucketAddress | None:
-    """Return the address for which a local directory stands; None for any other path."""
+    """Return the address for which a local directory stands; None for any other path, also that of a copy."""
     match = _MARK.search(str(path))
     if match:
         _roots.add(str(path)[: match.start(1)])
+        if _COPIES.search(str(path), match.end()):
+            return None
     return BucketAddress(f"{match[1]}://{str(path)[match.end() :]}") if match else None
 
 

@@ -32,8 +32,10 @@ class RemoteArray:
         """Return the same object with another dtype; any other class of arrays is this one."""
         return self if kind is np.ndarray else RemoteArray(self._path, self._name, kind)  # type: ignore[arg-type]
 
-    def __getitem__(self, places: slice) -> Array:
-        """Return a range."""
+    def __getitem__(self, places: slice | Array) -> Array:
+        """Return a range, or the values at some places."""
+        if not isinstance(places, slice):
+            return self.gather(places, places + 1)
         start, stop, _ = places.indices(self.size)
         return self.gather(np.array([start]), np.array([max(start, stop)]))
 

@@ -181,6 +181,8 @@ class BucketTree(Tree):
 
     def _find(self, path: TreePath) -> BucketObject | None:
         key = self._key(path)
+        if not key:  # the bucket itself
+            return None
         if (snapshot := self._snapshot()) is not None:
             return snapshot.objects.get(key)
         with self._requests(path):
@@ -334,6 +336,30 @@ class BucketTree(Tree):
                         if self._local.size(name) is None:
                             self._local.write_atomic(name, self._client.stream(entry))
         return self.root / directory / "/".join(self._parts(path))
+
+    def is_copied(self, path: TreePath) -> bool:
+        """Return whether a copy of this version of an object is at the path that stands for it (FileNotFoundError)."""
+        size, version = self.describe(path)
+        try:
+            with self._local.open(self._version_file(path)) as file:
+                return file.read(1024) == (version or "").encode() and self._local.size(path) == size
+        except FileNotFoundError:
+            return False
+
+    def copy_out(self, path: TreePath, check: Callable[[Iterator[memoryview]], Iterator[memoryview]]) -> None:
+        """Copy an object to the path that stands for it; `check` passes its blocks on, or raises an error."""
+        with self._requests(path):
+            entry = self._find(path)
+            if entry is None:
+                raise ObjectMissing("there is no such object")
+            remove_abandoned(self._local, "/".join(self._parts(path)[:-1]))
+            self._local.unlink(self._version_file(path))
+            self._local.write_atomic(path, check(self._client.stream(entry)))
+            self._local.write_atomic(self._version_file(path), (entry.version or "").encode())
+
+    def _version_file(self, path: TreePath) -> str:
+        """Return the path of the file with the version of a copy."""
+        return f"{LOCAL_PREFIX}versions/{'/'.join(self._parts(path))}"
 
     def open_array(self, path: TreePath, dtype: "npt.DTypeLike") -> "RemoteArray":
         """Return the content of an object as an array that is read in ranges (FileNotFoundError)."""

@@ -123,7 +123,7 @@ def _read_blocks(dataset: WeightedDataset) -> Iterator[Array]:
     ends = np.cumsum([pair.reader.ids.size for pair in dataset.pairs])
     total = int(ends[-1])
     if total <= BLOCKS * BLOCK_TOKENS:
-        yield from (np.array(pair.reader.ids, np.int64) for pair in dataset.pairs)
+        yield from (pair.reader.ids[:].astype(np.int64) for pair in dataset.pairs)
         return
     for number in range(BLOCKS):
         start = number * (total - BLOCK_TOKENS) // (BLOCKS - 1)

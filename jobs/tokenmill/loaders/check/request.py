@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenmill.core.files.user_path import local_path
+from tokenmill.core.buckets.mirror import locate
 from tokenmill.datasets.blend_file import WeightedSource, is_blend_file, read_blend_file
 from tokenmill.datasets.sources import open_pairs
 from tokenmill.datasets.split import SPLITS, divide, parse_fractions
@@ -89,8 +89,8 @@ def open_source(request: CheckRequest) -> CheckedSource:
         samples = request.samples or request.count
         part = request.part or "train"
         return CheckedSource((CheckedPart(part, samples, _open_part(request, part, samples)),), {})
-    path = local_path(request.path, "PATH")
-    lists = read_blend_file(path) if is_blend_file(path) else {"all": [WeightedSource(request.path)]}
+    path = locate(request.path, "PATH")
+    lists = read_blend_file(Path(path)) if is_blend_file(Path(path)) else {"all": [WeightedSource(path)]}
     sources = next(iter(lists.values()), [])
     pack = find_pack(Path(sources[0].path)) if sources else None
     split = None

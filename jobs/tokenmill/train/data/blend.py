@@ -57,7 +57,7 @@ def collect_datasets(
     return TrainingData(
         lists=lists,
         split=split,
-        tokenizer=first.record.output / "tokenizer",
+        tokenizer=first.record.tree.local("tokenizer"),
         vocab_size=tokenizer.vocab_size,
         max_token_id=tokenizer.max_token_id,
         dtype=", ".join(sorted(dtypes)),

@@ -5,9 +5,10 @@ reads a list of datasets only once (`BlendedMegatronDatasetBuilder`, case c), an
 StopIteration after the first epoch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tokenmill.core.buckets.mirror import show_addresses
 from tokenmill.core.files.codec import content_id, readable_json
 from tokenmill.core.files.publish import write_atomic
 from tokenmill.datasets.split import FILE_NAMES
@@ -43,16 +44,18 @@ def write_data_arguments(data: TrainingData, settings: s.Settings, directory: Pa
 def render_blend(data: TrainingData, *, file: bool = False) -> tuple[list[str], str, bytes | None]:
     """Return the flag for the datasets, and the name and the content of the flag's file.
 
-    A single pair is part of the command line, and the content is None, unless `file` requests a file.
+    A single pair is part of the command line, and the content is None, unless `file` requests a file, in which pairs in
+    buckets have their addresses.
     """
-    prefixes = [pair.prefix for source in data.sources for pair in source.pairs]
+    show = show_addresses if file else str
+    prefixes = [show(pair.prefix) for source in data.sources for pair in source.pairs]
     single_pair = len(prefixes) == 1 and not file
     _check_paths(prefixes, in_text_file=data.split is not None and not single_pair)
     if data.split is None:
-        lists = {key: _flatten(data.lists.get(name, [])) or None for key, name in FILE_NAMES.items()}
+        lists = {key: _flatten(data.lists.get(name, []), show) or None for key, name in FILE_NAMES.items()}
         content = readable_json(lists)
         return ["--per-split-data-args-path"], f"blend-{content_id(lists)}.json", content
-    flat = _flatten(data.lists["all"])
+    flat = _flatten(data.lists["all"], show)
     if single_pair:
         return ["--data-path", flat[1]], "", None
     content = "".join(f"{weight} {prefix}\n" for weight, prefix in zip(flat[::2], flat[1::2], strict=True)).encode()
@@ -80,8 +83,11 @@ def _check_paths(prefixes: Sequence[str], *, in_text_file: bool) -> None:
             )
 
 
-def _flatten(sources: Sequence[WeightedDataset]) -> list[str]:
+def _flatten(sources: Sequence[WeightedDataset], show: Callable[[str], str]) -> list[str]:
     """Return alternating weights and paths, the only form of a weighted list that Megatron-LM reads."""
     return [
-        item for source in sources for weight, pair in source.weighted_pairs() for item in (repr(weight), pair.prefix)
+        item
+        for source in sources
+        for weight, pair in source.weighted_pairs()
+        for item in (repr(weight), show(pair.prefix))
     ]

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from tokenmill.core.buckets.mirror import show_addresses
 from tokenmill.core.files.codec import content_id, readable_json
 from tokenmill.core.files.publish import write_atomic
 from tokenmill.datasets.split import split_ranges
@@ -152,7 +153,7 @@ def _name_datasets(
     dataset: s.DatasetSettings, weights: Sequence[tuple[str, float]], split: str | None
 ) -> s.DatasetSettings:
     """Return settings of these datasets and weights."""
-    parts = [s.BlendPart(path=path, weight=weight) for path, weight in weights]
+    parts = [s.BlendPart(path=show_addresses(path), weight=weight) for path, weight in weights]
     blend = s.Blend(all=parts, by="given") if split is not None else s.Blend(train=parts, by="given")
     return msgspec.structs.replace(dataset, path=None, blend=blend, split=split or dataset.split)
 

@@ -12,6 +12,7 @@ from tokenmill.checkpoints.convert.initial_weights import read_initial_record
 from tokenmill.checkpoints.model_record import ModelRecord, build_model_record
 from tokenmill.core.files.explain import explain_os_errors
 from tokenmill.datasets.training_data import TrainingData
+from tokenmill.datasets.weighted import Pair
 from tokenmill.errors import TokenmillError
 from tokenmill.fit.memory import checkpoint_bytes
 from tokenmill.train.arguments import DataArguments, megatron_arguments, sft_arguments
@@ -51,6 +52,8 @@ class TrainingRun:
     """Directory for temporary files of this start."""
     save_bytes: int
     """Expected bytes of a checkpoint."""
+    pairs: tuple[Pair, ...]
+    """The pairs that Megatron-LM maps; none for another program, which reads buckets itself."""
 
     @property
     def checkpoints(self) -> Path:
@@ -134,6 +137,7 @@ def prepare(path: Path, *, scratch: Path, dry_run: bool = False) -> TrainingRun:
         data.tokenizer,
         scratch,
         round(checkpoint_bytes(settings.layout(data.vocab_size))),
+        data.pairs if settings.trainer.framework == MEGATRON_LM and not settings.sft else (),
     )
 
 

@@ -23,6 +23,7 @@ from tokenmill.core.files.mounts import directory_cache_seconds
 from tokenmill.engine.exporter import MetricsExporter, MetricsTarget
 from tokenmill.engine.notify.announcer import Announcer, NotifyTarget
 from tokenmill.errors import MachineError, RequestError, Stopped, Superseded, TokenmillError
+from tokenmill.train.data.bucket_copies import copy_pairs
 from tokenmill.train.data.index import build_index, remove_truncated_files
 from tokenmill.train.data.resolve import resolve
 from tokenmill.train.identity import check_identity
@@ -79,7 +80,9 @@ def build_sample_index(path: Path) -> None:
         )
     if settings.training.phases is not None:
         raise RequestError("a run with training.phases has an index for each phase; remove --build-index")
-    log(build_index(settings, resolve(settings), python=settings.trainer.python))
+    data = resolve(settings)
+    copy_pairs(data.pairs, log)
+    log(build_index(settings, data, python=settings.trainer.python))
 
 
 def train(path: Path, target: MetricsTarget, notify: NotifyTarget) -> None:
@@ -104,6 +107,7 @@ def train(path: Path, target: MetricsTarget, notify: NotifyTarget) -> None:
                     log(line)
                 if run.node_problems and not run.saved_iteration():
                     raise RequestError(describe_problems(run.node_problems))
+                copy_pairs(run.pairs, log)
                 with explain_os_errors(run.checkpoints), _explain_full_volume(run):
                     (_run_leader if run.node.is_leader else _run_follower)(run, signals, collector, end)
         except BaseException as problem:

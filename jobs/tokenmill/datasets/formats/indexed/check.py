@@ -13,9 +13,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xxhash
 
+from tokenmill.core.buckets.tree import is_file
 from tokenmill.core.files.named_file import open_file
 from tokenmill.datasets.formats.base import REMAKE, Problem
-from tokenmill.datasets.formats.indexed.reader import Array, DamagedPair, Index, dtype_code, dtype_for, open_index
+from tokenmill.datasets.formats.indexed.reader import (
+    Array,
+    DamagedPair,
+    Index,
+    dtype_code,
+    dtype_for,
+    file_size,
+    open_index,
+)
 
 if TYPE_CHECKING:
     from tokenmill.engine.contract import FileEntry
@@ -57,8 +66,8 @@ def check_pair(
     remedy = foreign_remedy or REMAKE
     for suffix, entry in files.items():
         path = Path(f"{prefix}.{suffix}")
-        if path.is_file() and path.stat().st_size != entry.bytes:
-            description = f"it has {path.stat().st_size:,} bytes, but its receipt has {entry.bytes:,}"
+        if is_file(path) and file_size(path) != entry.bytes:
+            description = f"it has {file_size(path):,} bytes, but its receipt has {entry.bytes:,}"
             problems.append(Problem(path, description, remedy))
     examination = examine(prefix, vocab_size=vocab_size, eod=eod, full=full, foreign_remedy=foreign_remedy)
     problems += examination.problems
@@ -91,7 +100,7 @@ def examine(
     """
     bin_path, idx_path = Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
     remedy = foreign_remedy or REMAKE
-    problems = [Problem(path, "missing", remedy) for path in (bin_path, idx_path) if not path.is_file()]
+    problems = [Problem(path, "missing", remedy) for path in (bin_path, idx_path) if not is_file(path)]
     if problems:
         return Examination(problems, None, {})
     index = None
@@ -103,7 +112,7 @@ def examine(
     if index is not None:
         problems += _check_dtype(idx_path, index, vocab_size, foreign_remedy)
         structure += (Problem(idx_path, description, remedy) for description in _check_structure(index, heartbeat))
-        size = bin_path.stat().st_size
+        size = file_size(bin_path)
         if size != index.bin_bytes:
             description = f"it has {size:,} bytes, but {idx_path.name} requires {index.bin_bytes:,}"
             structure.append(Problem(bin_path, description, remedy))

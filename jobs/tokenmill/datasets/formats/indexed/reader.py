@@ -83,7 +83,11 @@ class Index(NamedTuple):
 
 
 def open_index(path: Path) -> Index:
-    """Map an `.idx`; raise DamagedPair if its header is invalid or its size does not match its counts."""
+    """Map an `.idx`; raise DamagedPair if its header is invalid or its size does not match its counts.
+
+    An `.idx` in a bucket is copied to the local disk, once for each of its versions.
+    """
+    path = copy_index(path)
     try:
         size = path.stat().st_size
         with open_file(path) as file:
@@ -190,7 +194,7 @@ class IndexedReader:
 
     def __init__(self, prefix: Path) -> None:
         self._idx, path = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
-        index = open_index(copy_index(self._idx))
+        index = open_index(self._idx)
         self.dtype, self.lengths, self.pointers, self.document_indices, self.modes = index
         self.sequences = len(self.lengths)
         self.documents = len(self.document_indices) - 1
@@ -283,6 +287,11 @@ def copy_index(path: Path) -> Path:
         return open_bucket(path.parent).local(path)
     except FileNotFoundError:
         raise DamagedPair(path, "missing") from None
+
+
+def file_size(path: Path) -> int:
+    """Return the bytes of a file of a pair (FileNotFoundError)."""
+    return _describe_file(path)[0]
 
 
 def _describe_files(prefix: Path) -> list[tuple[int, object]]:
