@@ -799,6 +799,7 @@ def main():
         logging.getLogger(name).setLevel(logging.ERROR)
     torch.set_num_threads(1)
     request = json.load(sys.stdin)
+    sys.path += request.get("packages", [])  # searched last, as by train.framework_child
     response = {name: CHECKS[name](request) for name in request.get("checks", CHECKS)}
     Path(request["response"]).write_text(json.dumps(response))
 

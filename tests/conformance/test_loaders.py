@@ -9,12 +9,15 @@ import json
 import os
 import re
 import subprocess
+import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from support.object_server import serve_objects
 from support.pairs import random_sequences, write_pair
 
 HERE = Path(__file__).parent
@@ -83,9 +86,9 @@ def run(request: dict[str, Any], directory: Path, checks: list[str], **arguments
     return results
 
 
-def check_cases(results: list[dict[str, Any]]) -> None:
+def check_cases(results: list[dict[str, Any]], count: int = CASES) -> None:
     """Check that each case trained all samples once, in the order of an undisturbed run."""
-    assert len(results) == CASES
+    assert len(results) == count
     for number, result in enumerate(results):
         assert result["taken"] == list(range(result["expected"])), number
 
@@ -102,6 +105,28 @@ def test_torch_and_torchtitan(request_data: dict[str, Any], tmp_path: Path) -> N
     check_titan(results["titan_details"])
     check_megatron_samples(results["megatron_settings"])
     assert results["bridge_fields"] == []
+
+
+def test_the_loaders_read_buckets(
+    request_data: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each loader is killed and resumed on other ranks, also in phases, and reads the samples in their order."""
+    objects = Path(request_data["pair"]).parent
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with serve_objects(objects) as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        address = f"s3://{tmp_path.name}"
+        phases = tmp_path / "phases.json"
+        phases.write_text(Path(request_data["phases"]).read_text().replace(str(objects), address))
+        checks = ["torch_loader", "titan_loader", "hf_trainer", "lightning_trainer"]
+        changed = {"pair": f"{address}/a", "phases": str(phases), "cases": 6}
+        # The frameworks' environment has no client of buckets, like a training image; tokenmill's own has one.
+        packages = sysconfig.get_paths()["purelib"]
+        results = run(request_data | changed | {"packages": [*sys.path, packages]}, tmp_path, checks)
+        for name in checks:
+            check_cases(results[name], 6)
+        assert server.take_counts().requests > 0
 
 
 def test_torchtitan_of_its_main_branch(
