@@ -74,10 +74,11 @@ def main() -> None:
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "uv"], check=True)
     lock("runtime", ["pyproject.toml"], "\n".join(BUILD))
     agreeing = ["--constraint", str(LOCKS / "runtime.txt")]
-    for name, extras in (("jobs", ("s3", "gs", "az")), ("training", ("training",))):
-        words = [word for extra in extras for word in ("--extra", extra)]
-        lock(name, ["pyproject.toml"], "\n".join(BUILD), *words, *agreeing)
     images = ["--constraint", str(LOCKS / "jobs.txt")]
+    buckets = ("s3", "gs", "az")
+    for name, extras, others in (("jobs", buckets, []), ("training", ("training", *buckets), images)):
+        words = [word for extra in extras for word in ("--extra", extra)]
+        lock(name, ["pyproject.toml"], "\n".join(BUILD), *words, *agreeing, *others)
     lock("dev", [], "", "--group", "dev", *agreeing, *images)
     lock("scan", [], "", "--group", "scan")
     lock("bench", [], "", "--group", "bench")

@@ -139,6 +139,18 @@ def test_conversations_and_their_rows_in_a_bucket(
             )
         ended = long_store.run("verify", f"{long_store.uri}/{stage}", **scratch)
         assert ended.code == 0 and "no problems" in ended.out, ended.out + ended.err
+    # from bucket to bucket; copies of the pairs stay in the scratch directory
+    (tmp_path / "other").mkdir()
+    other = {"TMPDIR": str(tmp_path / "other")}
+    ended = long_store.run("pack", f"{long_store.uri}/chat", f"{long_store.uri}/packed", "--pack-size", 1024, **other)
+    assert ended.code == 0, ended.err
+    shards = {name: data for name, data in long_store.read_all("packed").items() if name.endswith(".parquet")}
+    assert shards == {path.name: path.read_bytes() for path in (tmp_path / "pack").glob("*.parquet")}
+    for command in (["inspect", "--row", 0], ["report"], ["check-data", "--seq-length", 1024]):
+        ended = long_store.run(command[0], f"{long_store.uri}/packed", *command[1:], **other)
+        assert ended.code == 0 and str(tmp_path) not in ended.out + ended.err, ended.out + ended.err
+    ended = long_store.run("report", f"{long_store.uri}/chat", **other)
+    assert ended.code == 0 and "Complete." in ended.out, ended.out + ended.err
 
 
 def test_a_pipeline_in_a_bucket_is_the_pipeline_on_a_disk(
@@ -303,7 +315,7 @@ def test_commands_that_need_a_directory_refuse_an_address(corpus: Path) -> None:
     for command in (
         ["download", corpus, "s3://bucket/out", "--on", "slurm", "--dry-run"],
         ["sft", corpus, "s3://bucket/out", "--tokenizer", TOKENIZER],
-        ["pack", "s3://bucket/chat", "out"],
+        ["adopt", "s3://bucket/chat", "out"],
     ):
         ended = tokenmill(*command)
         assert ended.code == 2 and "is an address, but only a path works here" in ended.err, ended.err

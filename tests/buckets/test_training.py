@@ -99,7 +99,7 @@ def test_a_killed_copy_continues_and_a_changed_object_is_copied_again(
     code, log = run.once()
     assert code == 0 and "copying 4 files" in log, log
     assert all(path.read_bytes() == (other / name).read_bytes() for name, path in find_copies(tmp_path).items())
-    assert not [path for path in (tmp_path / "scratch").rglob("*.tmp")]
+    assert not list((tmp_path / "scratch").rglob("*.tmp"))
 
 
 def test_an_object_that_differs_from_its_record_is_refused(

@@ -51,6 +51,15 @@ writes: {{ $dataset.outputPath | default "" | toJson }}
 {{- end }}
 
 {{/*
+Return a directory as a path in the pod; the address of a bucket, and an empty one, unchanged. Input: list of the mount path
+and the directory as the values name it. Output: a path, an address, or nothing.
+  {{ include "tokenmill.place" (list "/data" "slimpajama") }}
+*/}}
+{{- define "tokenmill.place" -}}
+{{- if and (last .) (not (contains "://" (last .))) }}{{ first . }}/{{ end }}{{ last . -}}
+{{- end }}
+
+{{/*
 Return the same directories as paths in the pod, and `status`: the directory to pass to `tokenmill status` and `verify`.
 Input: the stage's dict. Output: YAML of `reads`, `writes` and `status`.
   {{ $paths := include "tokenmill.paths" . | fromYaml }}
@@ -59,8 +68,8 @@ Input: the stage's dict. Output: YAML of `reads`, `writes` and `status`.
 {{- $storage := .root.Values.storage -}}
 {{- $directories := include "tokenmill.directories" . | fromYaml -}}
 {{- $output := ternary $storage.outputMountPath $storage.mountPath (not (empty $storage.outputPvcName)) -}}
-{{- $reads := "" }}{{ with $directories.reads }}{{ $reads = printf "%s/%s" $storage.mountPath . }}{{ end -}}
-{{- $writes := "" }}{{ with $directories.writes }}{{ $writes = printf "%s/%s" $output . }}{{ end -}}
+{{- $reads := include "tokenmill.place" (list $storage.mountPath $directories.reads) -}}
+{{- $writes := include "tokenmill.place" (list $output $directories.writes) -}}
 reads: {{ toJson $reads }}
 writes: {{ toJson $writes }}
 status: {{ $writes | default $reads | toJson }}

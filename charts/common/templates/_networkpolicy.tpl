@@ -47,12 +47,30 @@ DNS is allowed too. Input: dict "root", "rules" (a list), "more" (a list, defaul
 {{- end }}
 
 {{/*
+Return the rule for TCP 443 anywhere. Input: anything. Output: a YAML list.
+  {{ include "tokenmill.https" . | fromYamlArray }}
+*/}}
+{{- define "tokenmill.https" -}}
+- ports: [{protocol: TCP, port: 443}]
+{{- end }}
+
+{{/*
+Return the rules for buckets, if a stage reads or writes one. Input: the stage's dict. Output: a YAML list.
+  {{ include "tokenmill.bucketRules" . | fromYamlArray }}
+*/}}
+{{- define "tokenmill.bucketRules" -}}
+{{- $paths := include "tokenmill.paths" . | fromYaml -}}
+{{- if contains "://" (print $paths.reads $paths.writes) }}{{ include "tokenmill.https" . }}{{ else }}[]{{ end -}}
+{{- end }}
+
+{{/*
 Return the policies of a stage and of its test. Input: the stage's dict. Output: documents, or nothing.
   {{ include "tokenmill.stagePolicies" . }}
 */}}
 {{- define "tokenmill.stagePolicies" -}}
 {{- include "tokenmill.stagePolicy" . }}
-{{- include "tokenmill.networkPolicy" (dict "root" .root "component" "verify" "name" (printf "%s-verify" (include "tokenmill.name" .))) }}
+{{- include "tokenmill.networkPolicy" (dict "root" .root "component" "verify" "name" (printf "%s-verify" (include "tokenmill.name" .))
+      "egress" (include "tokenmill.egress" (dict "root" .root "rules" (include "tokenmill.bucketRules" . | fromYamlArray)) | fromYamlArray)) }}
 {{- end }}
 
 {{/*
@@ -61,8 +79,8 @@ only read files, may not connect anywhere. Pods that announce their end may conn
   {{ include "tokenmill.stagePolicy" . }}
 */}}
 {{- define "tokenmill.stagePolicy" -}}
-{{- $https := list (dict "ports" (list (dict "protocol" "TCP" "port" 443))) -}}
-{{- $rules := ternary $https list (or (eq .stage "download") (contains "://" (.source | default "")) (not (empty .root.Values.tokenizer))) -}}
+{{- $rules := include "tokenmill.bucketRules" . | fromYamlArray -}}
+{{- if or (eq .stage "download") (contains "://" (.source | default "")) (not (empty .root.Values.tokenizer)) }}{{ $rules = include "tokenmill.https" . | fromYamlArray }}{{ end -}}
 {{- include "tokenmill.networkPolicy" (dict "root" .root "component" .stage "name" (include "tokenmill.name" .)
       "ingress" (include "tokenmill.metricsIngress" .root | fromYamlArray)
       "egress" (include "tokenmill.egress" (dict "root" .root "rules" $rules "more" (include "tokenmill.notifyEgress" .root | fromYamlArray)) | fromYamlArray)) }}

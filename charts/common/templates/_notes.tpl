@@ -40,7 +40,7 @@ Return the settings of this release that the next stage needs too. Input: the st
 {{- $values := .root.Values -}}
 {{- $storage := $values.storage -}}
 {{- $separate := not (empty $storage.outputPvcName) -}}
-{{- include "tokenmill.setOption" (list "storage.pvcName" (ternary $storage.outputPvcName $storage.pvcName $separate)) }}
+{{- with ternary $storage.outputPvcName $storage.pvcName $separate }}{{ include "tokenmill.setOption" (list "storage.pvcName" .) }}{{ end }}
 {{- with ternary $storage.outputSubPath $storage.subPath $separate }} {{ include "tokenmill.setOption" (list "storage.subPath" .) }}{{ end }}
 {{- if ne $values.image.repository "localhost/tokenmill-jobs" }} {{ include "tokenmill.setOption" (list "image.repository" $values.image.repository) }}{{ end }}
 {{- with $values.image.tag }} {{ include "tokenmill.setOption" (list "image.tag" (toJson . | trimAll "\"")) }}{{ end }}

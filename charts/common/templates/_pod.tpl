@@ -11,13 +11,16 @@ app.kubernetes.io/component: {{ .component | default .stage }}
 {{- end }}
 
 {{/*
-Return the claims that a stage's pods mount: one claim for input and output, or one for each.
+Return the claims that a stage's pods mount: one claim for input and output, one for each, or none if both are in buckets.
 Input: the stage's dict. Output: a YAML list of name, claim, mountPath, subPath, readOnly.
   {{ $claims := include "tokenmill.claims" . | fromYamlArray }}
 */}}
 {{- define "tokenmill.claims" -}}
 {{- $storage := .root.Values.storage -}}
-{{- $claims := list (dict "name" "data" "claim" $storage.pvcName "mountPath" $storage.mountPath "subPath" $storage.subPath "readOnly" (not (empty $storage.outputPvcName))) -}}
+{{- $claims := list -}}
+{{- if $storage.pvcName -}}
+{{- $claims = append $claims (dict "name" "data" "claim" $storage.pvcName "mountPath" $storage.mountPath "subPath" $storage.subPath "readOnly" (not (empty $storage.outputPvcName))) -}}
+{{- end -}}
 {{- if $storage.outputPvcName -}}
 {{- $claims = append $claims (dict "name" "output" "claim" $storage.outputPvcName "mountPath" $storage.outputMountPath "subPath" $storage.outputSubPath) -}}
 {{- end -}}

@@ -7,7 +7,6 @@ Input: the stage's dict, see tokenmill.stage. Output: nothing; the render fails 
 {{- define "tokenmill.validate" -}}
 {{- $storage := .root.Values.storage -}}
 {{- include "tokenmill.validateName" . -}}
-{{- include "tokenmill.validateClaimName" .root -}}
 {{- include "tokenmill.validateStage" . -}}
 {{- with .root.Values.kueue.minWorkers }}
 {{- if ge (int64 .) (int64 $.root.Values.workers) }}
@@ -46,9 +45,25 @@ Check a stage's own values. Input: the stage's dict, and "section" if these valu
 {{- range $key, $mount := dict "storage.mountPath" $storage.mountPath "storage.outputMountPath" $storage.outputMountPath }}
 {{- include "tokenmill.validateMount" (dict "key" (print $section $key) "mount" $mount) -}}
 {{- end }}
-{{- range $key, $path := dict "dataset.inputPath" $directories.reads "dataset.outputPath" $directories.writes "storage.subPath" $storage.subPath "storage.outputSubPath" $storage.outputSubPath }}
+{{- range $key, $path := dict "dataset.inputPath" $directories.reads "dataset.outputPath" $directories.writes }}
+{{- include "tokenmill.validatePlace" (dict "key" (print $section $key) "path" $path "mount" $storage.mountPath) -}}
+{{- end }}
+{{- range $key, $path := dict "storage.subPath" $storage.subPath "storage.outputSubPath" $storage.outputSubPath }}
 {{- include "tokenmill.validatePath" (dict "key" (print $section $key) "path" $path "mount" $storage.mountPath) -}}
 {{- end }}
+{{- if eq (include "tokenmill.needsVolume" .) "true" }}{{ include "tokenmill.validateClaimName" .root }}{{ end }}
+{{- end }}
+
+{{/*
+Return whether an argument of a stage, or a path in its files, is below the mount path of a volume. Input: the stage's dict.
+Output: true or false.
+  {{ include "tokenmill.needsVolume" . }}
+*/}}
+{{- define "tokenmill.needsVolume" -}}
+{{- $storage := .root.Values.storage -}}
+{{- $texts := append (values (.files | default dict)) (include "tokenmill.arguments" .) | join " " -}}
+{{- $mounts := list (regexQuoteMeta $storage.mountPath) (regexQuoteMeta $storage.outputMountPath) | join "|" -}}
+{{ regexMatch (printf "[\"=\\s](%s)/" $mounts) $texts }}
 {{- end }}
 
 {{/*
@@ -73,7 +88,7 @@ Check that the claim has a name. Input: $. Output: nothing, or fails.
 */}}
 {{- define "tokenmill.validateClaimName" -}}
 {{- if not .Values.storage.pvcName }}
-{{- fail (printf "\nstorage.pvcName is not set: it must name the PVC that holds the data.\nAdd --set storage.pvcName=NAME. To list the PVCs: kubectl get pvc -n %s. To create one: charts/shared-storage." .Release.Namespace) }}
+{{- fail (printf "\nstorage.pvcName is not set: it must name the PVC that holds the data, unless all data is in buckets (s3://BUCKET/PREFIX).\nAdd --set storage.pvcName=NAME. To list the PVCs: kubectl get pvc -n %s. To create one: charts/shared-storage." .Release.Namespace) }}
 {{- end }}
 {{- end }}
 
@@ -184,6 +199,18 @@ Check that the Job's pods can have the hostname JOB-INDEX, a DNS label. Input: t
 {{- end }}
 
 {{/*
+Check a path on a volume, or the address of a bucket. Input: dict "key" "path" "mount". Output: nothing, or fails.
+  {{ include "tokenmill.validatePlace" (dict "key" "dataset.inputPath" "path" "s3://bucket/corpus" "mount" "/data") }}
+*/}}
+{{- define "tokenmill.validatePlace" -}}
+{{- if regexMatch "(?i)^(s3|gs|az|abfs)://[^/]" (.path | default "") -}}
+{{- include "tokenmill.validateSource" .path -}}
+{{- else -}}
+{{- include "tokenmill.validatePath" . -}}
+{{- end -}}
+{{- end }}
+
+{{/*
 Check that a path is relative to its volume and stays inside. Input: dict "key" "path" "mount". Output: nothing, or fails.
   {{ include "tokenmill.validatePath" (dict "key" "dataset.inputPath" "path" "slimpajama" "mount" "/data") }}
 */}}
@@ -192,7 +219,7 @@ Check that a path is relative to its volume and stays inside. Input: dict "key" 
 {{- fail (printf "\n%s=%q begins with a slash: the path must be relative to the volume, which the pod mounts at %s.\nSet a path such as %q." .key .path .mount (trimPrefix "/" (trimPrefix .mount .path))) }}
 {{- end }}
 {{- if regexMatch "^[A-Za-z][A-Za-z0-9+.-]*:/|://" (.path | default "") }}
-{{- fail (printf "\n%s=%q is an address: the path must be a directory on the volume. Buckets are not supported here.\nSet a path below the root of the volume, such as slimpajama/preprocessed." .key .path) }}
+{{- fail (printf "\n%s=%q is an address that does not work here: the path must be a directory on the volume.\nSet a path below the root of the volume, such as slimpajama/preprocessed." .key .path) }}
 {{- end }}
 {{- range splitList "/" (.path | default "") }}
 {{- if has . (list "." "..") }}

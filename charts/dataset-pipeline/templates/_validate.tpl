@@ -16,8 +16,7 @@ does. Input: $. Output: nothing, or the render fails.
 {{- with $values.kueue.minWorkers }}
 {{- fail (printf "\nkueue.minWorkers=%d works only for the chart of a single stage: Kueue admits a JobSet as a whole.\nRemove it, or install the stages one after the other (examples/deploy.sh)." (int64 .)) }}
 {{- end }}
-{{- include "tokenmill.validateClaimName" . -}}
-{{- include "tokenmill.validatePath" (dict "key" "dataset.root" "path" $values.dataset.root "mount" $values.storage.mountPath) -}}
+{{- include "tokenmill.validatePlace" (dict "key" "dataset.root" "path" $values.dataset.root "mount" $values.storage.mountPath) -}}
 {{- include "dataset-pipeline.validateName" . -}}
 {{- include "dataset-pipeline.forEachStage" (dict "root" . "template" "dataset-pipeline.validateStage") -}}
 {{- include "dataset-pipeline.validateCluster" . -}}

@@ -56,7 +56,7 @@ Return the settings file that training pods mount and jobs/tokenmill/train/setti
 {{- else if $values.dataset.blend -}}
 {{- $_ := set $dataset "blend" (include "megatron-training.blend" . | fromJson).blend -}}
 {{- else -}}
-{{- $_ := set $dataset "path" (printf "%s/%s" $values.storage.mountPath $directories.dataset) -}}
+{{- $_ := set $dataset "path" (include "tokenmill.place" (list $values.storage.mountPath $directories.dataset)) -}}
 {{- end -}}
 {{- $arguments := list -}}
 {{- range $values.extraArgs }}{{ $arguments = append $arguments (ternary . (toJson .) (kindIs "string" .)) }}{{ end -}}
@@ -92,7 +92,7 @@ file that names them.
 {{- range $key, $value := .Values.dataset.blend -}}
 {{- if kindIs "slice" $value -}}
 {{- $parts := list -}}
-{{- range $value }}{{ $parts = append $parts (merge (dict "path" (printf "%s/%s" $mount .path)) (include "megatron-training.setValues" . | fromJson)) }}{{ end -}}
+{{- range $value }}{{ $parts = append $parts (merge (dict "path" (include "tokenmill.place" (list $mount .path))) (include "megatron-training.setValues" . | fromJson)) }}{{ end -}}
 {{- $_ := set $blend $key $parts -}}
 {{- else if not (kindIs "invalid" $value) -}}
 {{- $_ := set $blend $key $value -}}
@@ -114,7 +114,7 @@ Return the phases of a run, with paths in the pods. Input: $. Output: JSON of `p
 {{- else -}}
 {{- range .Values.training.phases -}}
 {{- $parts := list -}}
-{{- range .blend }}{{ $parts = append $parts (merge (dict "path" (printf "%s/%s" $mount .path)) (include "megatron-training.setValues" . | fromJson)) }}{{ end -}}
+{{- range .blend }}{{ $parts = append $parts (merge (dict "path" (include "tokenmill.place" (list $mount .path))) (include "megatron-training.setValues" . | fromJson)) }}{{ end -}}
 {{- $phases = append $phases (merge (dict "blend" $parts) (include "megatron-training.setValues" (omit . "blend") | fromJson)) -}}
 {{- end -}}
 {{- end -}}

@@ -78,15 +78,16 @@ Refuse values that contradict each other. Input: $. Output: nothing, or fails.
 {{- $storage := .Values.storage -}}
 {{- $directories := include "megatron-training.directories" . | fromJson -}}
 {{- $outputMount := include "megatron-training.outputMount" . -}}
-{{- range $key, $path := dict "storage.datasetPath" $directories.dataset "storage.checkpointPath" $directories.checkpoints "storage.logsPath" $directories.logs "checkpoint.loadPath" .Values.checkpoint.loadPath "checkpoint.import.path" .Values.checkpoint.import.path "checkpoint.export.path" .Values.checkpoint.export.path "dataset.cachePath" .Values.dataset.cachePath "storage.subPath" $storage.subPath "storage.checkpointSubPath" $storage.checkpointSubPath }}
-{{- include "tokenmill.validatePath" (dict "key" $key "path" $path "mount" (ternary $storage.mountPath $outputMount (eq $key "storage.datasetPath"))) -}}
+{{- include "tokenmill.validatePlace" (dict "key" "storage.datasetPath" "path" $directories.dataset "mount" $storage.mountPath) -}}
+{{- range $key, $path := dict "storage.checkpointPath" $directories.checkpoints "storage.logsPath" $directories.logs "checkpoint.loadPath" .Values.checkpoint.loadPath "checkpoint.import.path" .Values.checkpoint.import.path "checkpoint.export.path" .Values.checkpoint.export.path "dataset.cachePath" .Values.dataset.cachePath "storage.subPath" $storage.subPath "storage.checkpointSubPath" $storage.checkpointSubPath }}
+{{- include "tokenmill.validatePath" (dict "key" $key "path" $path "mount" $outputMount) -}}
 {{- end }}
 {{- if kindIs "string" .Values.dataset.blend }}
 {{- include "tokenmill.validatePath" (dict "key" "dataset.blend" "path" .Values.dataset.blend "mount" $storage.mountPath) -}}
 {{- else }}
 {{- range $key, $parts := .Values.dataset.blend }}
 {{- if kindIs "slice" $parts }}
-{{- range $parts }}{{ include "tokenmill.validatePath" (dict "key" (printf "dataset.blend.%s" $key) "path" .path "mount" $storage.mountPath) }}{{ end }}
+{{- range $parts }}{{ include "tokenmill.validatePlace" (dict "key" (printf "dataset.blend.%s" $key) "path" .path "mount" $storage.mountPath) }}{{ end }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -98,7 +99,7 @@ Refuse values that contradict each other. Input: $. Output: nothing, or fails.
 {{- include "tokenmill.validatePath" (dict "key" "training.phases" "path" $training.phases "mount" $storage.mountPath) -}}
 {{- else }}
 {{- range $number, $phase := $training.phases }}
-{{- range $phase.blend }}{{ include "tokenmill.validatePath" (dict "key" (printf "training.phases[%d].blend" $number) "path" .path "mount" $storage.mountPath) }}{{ end }}
+{{- range $phase.blend }}{{ include "tokenmill.validatePlace" (dict "key" (printf "training.phases[%d].blend" $number) "path" .path "mount" $storage.mountPath) }}{{ end }}
 {{- end }}
 {{- end }}
 {{- end }}

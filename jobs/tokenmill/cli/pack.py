@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli import options as o
+from tokenmill.cli.commands import location
 from tokenmill.cli.groups import spread
 from tokenmill.cli.submittable import SubmittableCommand
 from tokenmill.engine.options import RunOptions, WorkerOptions
@@ -16,7 +17,11 @@ from tokenmill.stages.pack.options import PackOptions
 def pack(
     input: Annotated[
         Path,
-        typer.Argument(metavar="INPUT", help="Output of chat, preprocess or adopt, or a blend.json with such outputs."),
+        typer.Argument(
+            metavar="INPUT",
+            parser=location,
+            help="Output of chat, preprocess or adopt, or a blend.json with such outputs.",
+        ),
     ],
     options: PackOptions,
     workers: WorkerOptions,

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from tokenmill.core.buckets.mirror import find_address
-from tokenmill.core.buckets.tree import open_tree
+from tokenmill.core.buckets.tree import is_directory, is_file, open_tree
 from tokenmill.core.files.codec import JsonText, content_id, pack, unpack
 from tokenmill.core.files.mounts import directory_cache_seconds, retry_while_stale
 from tokenmill.core.files.paths import RECORDS_DIRECTORY
@@ -326,7 +326,11 @@ def _find_upstream(
 
 def check_exists(path: Path) -> None:
     """Raise RequestError if the input of a stage does not exist."""
-    if not path.exists() and not retry_while_stale(path.exists, path.parent):
+    if find_address(path):
+        exists = is_file(path) or is_directory(path)
+    else:
+        exists = path.exists() or retry_while_stale(path.exists, path.parent)
+    if not exists:
         raise RequestError(
             f"{path} does not exist; specify a directory of your own files, the output directory of an earlier stage, "
             "or a file"

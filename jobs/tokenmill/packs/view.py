@@ -82,7 +82,7 @@ def read_packed_row(record: StageRecord, plan: Plan, manifest: Manifest, number:
     path = join_inside(record.output, shard.path)
     try:
         read = _read_parquet_row if basis.format == "parquet" else _read_json_row
-        row = read(path, local, shard.records, basis.pack_size)
+        row = read(record.tree.local(shard.path), local, shard.records, basis.pack_size)
     except ValueError as error:
         raise InputError(f"{path}: row {local} cannot be read ({error}); {REMEDY}") from error
     for kind, problem in find_problems(row.input_ids, row.loss_mask, row.seq_start_id, get_limits(basis)):
@@ -152,7 +152,7 @@ def _find_backend(record: StageRecord, tokenizer: ResolvedTokenizer) -> Path | N
         return None
     basis: PairBasis = parse_basis(plan)
     path = Encoders(record).backend(basis)
-    return path if basis.tokenizer == tokenizer.fingerprint and record.tree.size(path) is not None else None
+    return path if basis.tokenizer == tokenizer.fingerprint and path.is_file() else None
 
 
 def _find_file(directory: Path, tokenizer: ResolvedTokenizer) -> Path | None:

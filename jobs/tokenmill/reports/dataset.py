@@ -261,7 +261,7 @@ def _add_pairs(
         notes.append(f"{empty:,} documents without tokens are in pairs that were not written")
     try:
         backend = Encoders(dataset.record).backend(dataset.basis)
-        if dataset.record.tree.size(backend) is None:
+        if not backend.is_file():
             raise RequestError(
                 f"{backend} is missing; run the same tokenmill {dataset.plan.command} again, which writes it"
             )

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from tokenmill.core.files.user_path import local_path, read_named_file
+from tokenmill.core.buckets.mirror import locate
+from tokenmill.core.files.user_path import read_named_file
 from tokenmill.core.typed_json import decode_json
 from tokenmill.datasets.split import FILE_NAMES
 from tokenmill.errors import RequestError
@@ -159,7 +160,6 @@ def _name_entries(entries: Sequence[_Entry], place: str, path: Path) -> list[Ble
     for number, (entry, last_part) in enumerate(zip(entries, last_parts, strict=True)):
         # Directories often have the same last part, such as chat.
         name = entry.name or (last_part if last_part and last_parts.count(last_part) == 1 else entry.path)
-        local_path(entry.path, f"{place}: the path of dataset {number}")
         if not entry.path or "\0" in entry.path:
             raise RequestError(
                 f"{place}: the path of dataset {number} is {entry.path!r}, but it must be the output directory of "
@@ -175,7 +175,8 @@ def _name_entries(entries: Sequence[_Entry], place: str, path: Path) -> list[Ble
                 f"{place}: two datasets have the name {name!r}, by which metadata.json describes them; rename one of "
                 "them"
             )
-        datasets.append(BlendedDataset(name, path.parent / entry.path, entry.weight))
+        location = locate(entry.path, f"{place}: the path of dataset {number}")
+        datasets.append(BlendedDataset(name, path.parent / location, entry.weight))
     return datasets
 
 

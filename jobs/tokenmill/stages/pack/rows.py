@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from tokenmill.core.buckets.mirror import find_address
+from tokenmill.core.buckets.tree import open_tree
 from tokenmill.core.files.mounts import retry_while_stale
 from tokenmill.core.files.paths import join_inside
 from tokenmill.core.files.tree import Tree
@@ -120,12 +122,15 @@ class PairReader:
 
     def _map_file(self, dataset: int, name: str, size: int, dtype: str) -> _MappedFile:
         root, maker = self._roots[dataset], self._makers[dataset]
-        path, tree = join_inside(root, name), Tree(root)
+        path, tree = join_inside(root, name), open_tree(root)
         if tree.size(name) != size and not retry_while_stale(lambda: tree.size(name) == size, path.parent):
             current = tree.size(name)
             raise InputError(
                 f"{path} {'is missing' if current is None else f'has {current} bytes'}, but pack has planned {size} "
                 f"bytes: {remake(f'tokenmill {maker}', same_size=False)}, and then run this command again"
             )
+        if find_address(root):
+            path = tree.local(name)
+            tree = Tree(path.parent)
         with tree.open(path) as file:
             return _MappedFile(file, dtype)

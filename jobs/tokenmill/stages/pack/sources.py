@@ -249,7 +249,7 @@ class _MaskReader:
         assert pair.mask is not None  # noqa: S101
         self._source = source
         self._entry = pair.mask
-        self._path = join_inside(source.record.output, pair.mask.path)
+        self._path = source.record.tree.local(pair.mask.path)
         _check_same_sequences(source, pair, ids, _open_index(source, pair.mask))
         source.check_hash(f"{pair.mask.prefix}.idx")
         self._digest = xxhash.xxh3_128()

@@ -17,6 +17,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import xxhash
 
+from tokenmill.core.buckets.mirror import find_address
+from tokenmill.core.buckets.tree import is_directory
 from tokenmill.core.files.codec import content_id
 from tokenmill.core.printing import encodable
 from tokenmill.datasets.contract import ResolvedTokenizer
@@ -170,7 +172,7 @@ class Pack(Stage):
     def _find_pairs(self, path: Path) -> FinishedStage:
         with explain_directory_errors(path):
             check_exists(path)
-            if not path.is_dir():
+            if not is_directory(path):
                 raise RequestError(_describe_file(path))
             finished = find_finished(path, PACK.name, earlier_kinds(PACK), only=self.from_stage)
             if finished is None:
@@ -349,6 +351,8 @@ def _read_assignment(record: StageRecord, expected: str) -> Assignment | None:
 def _read_blend(path: Path) -> PackBlend:
     with explain_directory_errors(path):
         check_exists(path)
+        if find_address(path):
+            return single(path)
         reject_special(path)
         if path.is_file() and path.suffix == ".json":
             return load_blend(path)

@@ -62,7 +62,7 @@ def copy_pairs(pairs: Sequence[Pair], log: Callable[[str], None]) -> None:
             raise MachineError(
                 f"Megatron-LM reads a copy of the {len(remote):,} pairs in buckets, which needs {format_bytes(total)} "
                 f"more, but {place} has {format_bytes(free)} free; set TMPDIR to a larger disk (in the chart: "
-                "storage.scratch), or train with a loader of tokenmill.data, which reads ranges"
+                "scratch.sizeLimit), or train with a loader of tokenmill.data, which reads ranges"
             )
         log(f"copying {len(files):,} files, {format_bytes(total)}, from {show_addresses(str(files[0].path.parent))}")
         copies = [executor.submit(_copy, file, stop, progress) for file in files]
