@@ -111,6 +111,19 @@ def test_a_stage_writes_the_same_into_a_bucket(
     assert ended.code == 0 and "no problems" in ended.out, ended.out + ended.err
 
 
+def test_the_default_output_is_below_the_input(store: Store, corpus: Path, scratch: dict[str, str]) -> None:
+    ended = store.run("download", corpus, f"{store.uri}/corpus", "--layout", "tree", **scratch)
+    assert ended.code == 0, ended.err
+    for stage, folder, options in (
+        ("extract", "extracted", []),
+        ("concatenate", "concatenated", ["--target-files", 2]),
+        ("preprocess", "preprocessed", STAGES["preprocess"]),
+    ):
+        ended = store.run(stage, f"{store.uri}/corpus", *options, **scratch)
+        assert ended.code == 0 and f"{store.uri}/corpus/{folder}" in ended.err + ended.out, ended.err
+        assert store.read_all(f"corpus/{folder}/.tokenmill/{stage}")
+
+
 def test_conversations_and_their_rows_in_a_bucket(
     long_store: Store, corpus: Path, tmp_path: Path, scratch: dict[str, str]
 ) -> None:

@@ -70,7 +70,7 @@ REFUSED = {
     "outside": ({"storage.checkpointPath": "../x"}, 'storage.checkpointPath="../x" contains ".."'),
     "absolute": ({"storage.datasetPath": "/data/x"}, 'storage.datasetPath="/data/x" begins with a slash'),
     "bucket": ({"storage.checkpointPath": "s3://b/x"}, 'storage.checkpointPath="s3://b/x" is an address'),
-    "blend in a bucket": ({"dataset.blend.all[0].path": "s3://b"}, 'dataset.blend.all="s3://b" is an address'),
+    "blend of another service": ({"dataset.blend.all[0].path": "ftp://b"}, 'dataset.blend.all="ftp://b" is an address'),
     "blend outside": ({"dataset.blend.all[0].path": "/x"}, 'dataset.blend.all="/x" begins with a slash'),
     "no data": ({"storage.datasetPath": ""}, "storage.datasetPath and dataset.blend are both empty"),
     "mount": ({"storage.mountPath": "/dev"}, 'storage.mountPath="/dev" would hide files'),

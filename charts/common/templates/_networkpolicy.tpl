@@ -69,8 +69,9 @@ Return the policies of a stage and of its test. Input: the stage's dict. Output:
 */}}
 {{- define "tokenmill.stagePolicies" -}}
 {{- include "tokenmill.stagePolicy" . }}
-{{- include "tokenmill.networkPolicy" (dict "root" .root "component" "verify" "name" (printf "%s-verify" (include "tokenmill.name" .))
-      "egress" (include "tokenmill.egress" (dict "root" .root "rules" (include "tokenmill.bucketRules" . | fromYamlArray)) | fromYamlArray)) }}
+{{- $rules := include "tokenmill.bucketRules" . | fromYamlArray -}}
+{{- if $rules }}{{ $rules = include "tokenmill.egress" (dict "root" .root "rules" $rules) | fromYamlArray }}{{ end -}}
+{{- include "tokenmill.networkPolicy" (dict "root" .root "component" "verify" "name" (printf "%s-verify" (include "tokenmill.name" .)) "egress" $rules) }}
 {{- end }}
 
 {{/*

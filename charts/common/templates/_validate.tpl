@@ -51,7 +51,7 @@ Check a stage's own values. Input: the stage's dict, and "section" if these valu
 {{- range $key, $path := dict "storage.subPath" $storage.subPath "storage.outputSubPath" $storage.outputSubPath }}
 {{- include "tokenmill.validatePath" (dict "key" (print $section $key) "path" $path "mount" $storage.mountPath) -}}
 {{- end }}
-{{- if eq (include "tokenmill.needsVolume" .) "true" }}{{ include "tokenmill.validateClaimName" .root }}{{ end }}
+{{- if eq (include "tokenmill.needsVolume" .) "true" }}{{ include "tokenmill.validateClaimName" (dict "root" .root "more" "\nOr read and write buckets: dataset.root, inputPath and outputPath may be s3://BUCKET/PREFIX.") }}{{ end }}
 {{- end }}
 
 {{/*
@@ -83,12 +83,12 @@ a password contains a slash, its first part looks like a port. Input: a URI, or 
 {{- end }}
 
 {{/*
-Check that the claim has a name. Input: $. Output: nothing, or fails.
-  {{ include "tokenmill.validateClaimName" . }}
+Check that the claim has a name. Input: dict "root" $, "more" (text after the message). Output: nothing, or fails.
+  {{ include "tokenmill.validateClaimName" (dict "root" .) }}
 */}}
 {{- define "tokenmill.validateClaimName" -}}
-{{- if not .Values.storage.pvcName }}
-{{- fail (printf "\nstorage.pvcName is not set: it must name the PVC that holds the data, unless all data is in buckets (s3://BUCKET/PREFIX).\nAdd --set storage.pvcName=NAME. To list the PVCs: kubectl get pvc -n %s. To create one: charts/shared-storage." .Release.Namespace) }}
+{{- if not .root.Values.storage.pvcName }}
+{{- fail (printf "\nstorage.pvcName is not set: it must name the PVC that holds the data.\nAdd --set storage.pvcName=NAME. To list the PVCs: kubectl get pvc -n %s. To create one: charts/shared-storage.%s" .root.Release.Namespace (.more | default "")) }}
 {{- end }}
 {{- end }}
 
@@ -219,7 +219,7 @@ Check that a path is relative to its volume and stays inside. Input: dict "key" 
 {{- fail (printf "\n%s=%q begins with a slash: the path must be relative to the volume, which the pod mounts at %s.\nSet a path such as %q." .key .path .mount (trimPrefix "/" (trimPrefix .mount .path))) }}
 {{- end }}
 {{- if regexMatch "^[A-Za-z][A-Za-z0-9+.-]*:/|://" (.path | default "") }}
-{{- fail (printf "\n%s=%q is an address that does not work here: the path must be a directory on the volume.\nSet a path below the root of the volume, such as slimpajama/preprocessed." .key .path) }}
+{{- fail (printf "\n%s=%q is an address: the path must be a directory on the volume. Buckets are not supported here.\nSet a path below the root of the volume, such as slimpajama/preprocessed." .key .path) }}
 {{- end }}
 {{- range splitList "/" (.path | default "") }}
 {{- if has . (list "." "..") }}

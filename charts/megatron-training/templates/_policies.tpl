@@ -1,7 +1,7 @@
 {{/*
 Return the network policies, if `networkPolicy.enabled` is true. The pods of a run may connect to each other at any port,
 because NCCL and gloo choose their ports. `helm test` and `tensorboard.allowFrom` may connect to TensorBoard. An
-import from the Hub may connect to TCP 443. Network policies do not affect traffic over InfiniBand or EFA. Input: $. Output: documents, or nothing.
+import from the Hub, and a run with data in buckets, may connect to TCP 443. Network policies do not affect traffic over InfiniBand or EFA. Input: $. Output: documents, or nothing.
   {{ include "megatron-training.networkPolicies" . }}
 */}}
 {{- define "megatron-training.networkPolicies" -}}
@@ -12,14 +12,16 @@ import from the Hub may connect to TCP 443. Network policies do not affect traff
 {{- $_ := set $pods $component (list (dict "podSelector" (include "tokenmill.componentSelector" (dict "root" $ "component" $component) | fromYaml))) -}}
 {{- end -}}
 {{- $dns := .Values.networkPolicy.dns -}}
-{{- $https := list (dict "ports" (list (dict "protocol" "TCP" "port" 443))) -}}
+{{- $https := include "tokenmill.https" . | fromYamlArray -}}
+{{- $data := pick (include "megatron-training.settings" . | fromJson) "dataset" "training" | toJson -}}
+{{- $buckets := ternary $https list (contains "://" $data) -}}
 {{- $http := list (dict "protocol" "TCP" "port" 6006) -}}
 {{- include "tokenmill.networkPolicy" (dict "root" . "component" "train" "name" $name
       "ingress" (concat (list (dict "from" $pods.train)) (include "tokenmill.metricsIngress" . | fromYamlArray))
-      "egress" (concat (list (dict "to" $pods.train)) $dns (.Values.networkPolicy.egress | default list) (include "tokenmill.notifyEgress" . | fromYamlArray))) }}
+      "egress" (concat (list (dict "to" $pods.train)) $dns (ternary $buckets .Values.networkPolicy.egress (kindIs "invalid" .Values.networkPolicy.egress)) (include "tokenmill.notifyEgress" . | fromYamlArray))) }}
 {{- range $component, $section := dict "export" .Values.checkpoint.export "import" .Values.checkpoint.import "index" .Values.dataset.buildIndex }}
 {{- if $section.enabled }}
-{{- $rules := ternary $https list (hasPrefix "hf://" ($section.source | default "")) }}
+{{- $rules := ternary $https list (or (hasPrefix "hf://" ($section.source | default "")) (and (eq $component "index") (not (empty $buckets)))) }}
 {{- include "tokenmill.networkPolicy" (dict "root" $ "component" $component "name" (printf "%s-%s" $name $component)
       "egress" (include "tokenmill.egress" (dict "root" $ "rules" $rules) | fromYamlArray)) }}
 {{- end }}

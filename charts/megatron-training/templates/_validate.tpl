@@ -6,7 +6,7 @@ Input: $. Output: nothing, or fails.
   {{ include "megatron-training.validate" . }}
 */}}
 {{- define "megatron-training.validate" -}}
-{{- include "tokenmill.validateClaimName" . -}}
+{{- include "tokenmill.validateClaimName" (dict "root" .) -}}
 {{- include "megatron-training.validateModel" . -}}
 {{- include "megatron-training.validateLayout" . -}}
 {{- include "megatron-training.validateValues" . -}}

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
+from tokenmill.core.buckets.tree import is_directory
 from tokenmill.datasets.contract import CHAT as CHAT  # noqa: PLC0414 - re-exported as one of the stages
 from tokenmill.datasets.contract import PREPROCESS as PREPROCESS  # noqa: PLC0414 - re-exported as one of the stages
 from tokenmill.engine.contract import Count, Files, InputFile, Name, Record, RemoteFile, StageKind
@@ -111,4 +112,4 @@ def earlier_kinds(kind: StageKind) -> tuple[StageKind, ...]:
 
 def default_output(source: Path, kind: StageKind) -> Path:
     """Return the default output directory of a stage, which is below its input."""
-    return (source if source.is_dir() else source.parent) / get_stage(kind.name).folder
+    return (source if is_directory(source) else source.parent) / get_stage(kind.name).folder
