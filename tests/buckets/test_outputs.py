@@ -166,6 +166,26 @@ def test_conversations_and_their_rows_in_a_bucket(
     assert ended.code == 0 and "Complete." in ended.out, ended.out + ended.err
 
 
+def test_fine_tuning_data_in_a_bucket(s3_store: Store, tmp_path: Path) -> None:
+    for name, count in (("a", 80), ("b", 40)):
+        (tmp_path / name).mkdir()
+        rows = [json.dumps(row) + "\n" for row in conversations(count, count)]
+        (tmp_path / name / "chats.jsonl").write_text("".join(rows))
+    blend = [{"name": name, "path": str(tmp_path / name), "weight": 1} for name in "ab"]
+    (tmp_path / "blend.json").write_text(json.dumps({"datasets": blend}))
+    tokenizer = make_tokenizer(tmp_path / "tokenizer")
+    options = ["--tokenizer", tokenizer, "--encoder", "hf", "--chat-template", "chatml", "--pack-size", 1024]
+    for number, source in enumerate((tmp_path / "a", tmp_path / "blend.json")):
+        assert tokenmill("sft", source, tmp_path / f"out{number}", *options).code == 0
+        ended = s3_store.run("sft", source, f"{s3_store.uri}/out{number}", *options, TMPDIR=str(tmp_path))
+        assert ended.code == 0 and f"in {s3_store.uri}/out{number}/packed" in ended.out, ended.err + ended.out
+        objects, files = s3_store.read_all(f"out{number}"), read_directory(tmp_path / f"out{number}")
+        data = {name for name in files if not name.startswith(".tokenmill") and "/.tokenmill/" not in name}
+        assert data <= objects.keys()
+        different = {name for name in data if files[name] != objects[name]}
+        assert different == {"packed/blend.json"}
+
+
 def test_a_pipeline_in_a_bucket_is_the_pipeline_on_a_disk(
     long_store: Store, corpus: Path, tmp_path: Path, scratch: dict[str, str]
 ) -> None:
@@ -327,7 +347,6 @@ def test_another_tokenizer_of_the_same_size_is_not_read_from_an_old_copy(
 def test_commands_that_need_a_directory_refuse_an_address(corpus: Path) -> None:
     for command in (
         ["download", corpus, "s3://bucket/out", "--on", "slurm", "--dry-run"],
-        ["sft", corpus, "s3://bucket/out", "--tokenizer", TOKENIZER],
         ["adopt", "s3://bucket/chat", "out"],
     ):
         ended = tokenmill(*command)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tokenmill.cli import options as o
-from tokenmill.cli.commands import address
+from tokenmill.cli.commands import address, location
 from tokenmill.cli.groups import spread
 from tokenmill.cli.submittable import SubmittableCommand
 from tokenmill.engine.options import FileOptions, Option, Panel, RunOptions, WorkerOptions
@@ -33,7 +33,9 @@ def sft(
             help=f"{format_addresses()}, output of an earlier stage, or a blend.json of them.",
         ),
     ],
-    output: Annotated[Path, typer.Argument(help="Directory to write to: chat/ and packed/ below it.")],
+    output: Annotated[
+        Path, typer.Argument(parser=location, help="Directory or bucket to write to: chat/ and packed/ below it.")
+    ],
     options: ChatOptions,
     rows: RowOptions,
     source: SourceOptions,
@@ -187,16 +189,18 @@ def _describe_splits(packed: Path) -> list[str]:
     """Return the numbers of rows and tokens of each split, and where its files are."""
     import json
 
+    from tokenmill.core.buckets.tree import open_tree
     from tokenmill.stages.pack.metadata import BLEND_FILE, METADATA_FILE
 
-    blend = json.loads((packed / BLEND_FILE).read_bytes())
+    tree = open_tree(packed)
+    blend = json.loads(tree.read(BLEND_FILE) or b"{}")
     totals: dict[str, list[int]] = {}
-    for group in json.loads((packed / METADATA_FILE).read_bytes()):
+    for group in json.loads(tree.read(METADATA_FILE) or b"[]"):
         sums = totals.setdefault(group["split"], [0, 0, 0])
         for number, name in enumerate(("rows", "sequences", "trained_tokens")):
             sums[number] += group[name]
     return [
         f"{split}: {rows:,} packed rows with {sequences:,} sequences and {trained:,} loss tokens, in "
-        f"{Path(blend[split][1]).parent}"
+        f"{blend[split][1].rpartition('/')[0]}"
         for split, (rows, sequences, trained) in totals.items()
     ]
