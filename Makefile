@@ -123,6 +123,7 @@ dist: $(VENV)/.installed chart-tools ## Build the files of a release into dist/:
 	cd dist && sha256sum * > SHA256SUMS
 
 e2e: $(VENV)/.installed-dev chart-tools ## Run the stages on the cluster of KUBECONFIG, whose nodes have the image
+	$(if $(TIER),,$(BIN)/python tools/chart_tools.py --nightly)
 	PATH="$$PATH:$(TOOLS)" $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder \
 	  -m "e2e$(if $(TIER), and $(TIER))" tests/e2e tests/slurm tests/buckets
 

@@ -53,6 +53,13 @@ TOOLS = (
 )
 
 
+NIGHTLY = (
+    # An S3 server that is no test double, for tests/buckets. One from a package knows no version.
+    Tool("versitygw", "github.com/versity/versitygw/cmd/versitygw", "v1.8.0", ("--help",), "versitygw"),
+)
+"""Programs that only `make nightly` needs."""
+
+
 def provide(tool: Tool) -> None:
     """Make .cache/bin/NAME stand for the tool; leave what already does."""
     found = on_path(tool) or built(tool)
@@ -116,9 +123,9 @@ def go_of_wheel() -> Path:
 
 
 def main() -> None:
-    """Provide every tool."""
+    """Provide every tool; with the argument --nightly, also those of `make nightly` alone."""
     BIN.mkdir(parents=True, exist_ok=True)
-    for tool in TOOLS:
+    for tool in TOOLS + (NIGHTLY if "--nightly" in sys.argv else ()):
         provide(tool)
 
 

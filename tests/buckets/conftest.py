@@ -1,6 +1,7 @@
 """Fixtures of the tests of buckets: moto for s3://, Azurite (if node is installed) for az://."""
 
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 from support.buckets import KEY, Store, open_azure, open_s3
 
 ROOT = Path(__file__).parents[2]
+TOOLS = ROOT / ".cache/bin"
 AZURITE = ROOT / ".cache/azurite/node_modules/azurite/dist/src/blob/main.js"
 
 
@@ -43,19 +45,36 @@ def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         server.terminate()
 
 
+@pytest.fixture(scope="session")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Return the address of versitygw, an S3 server that is no test double."""
+    program = shutil.which("versitygw") or TOOLS / "versitygw"
+    if not Path(program).exists():
+        pytest.skip("no versitygw (make e2e builds it)")
+    directory, port = tmp_path_factory.mktemp("gateway"), find_free_port()
+    options = ["--access", "key", "--secret", "not-to-be-printed", "--port", f"127.0.0.1:{port}", "--quiet"]
+    with subprocess.Popen([program, *options, "posix", directory], stdout=subprocess.DEVNULL) as server:
+        wait_for_port(port)
+        yield f"http://127.0.0.1:{port}"
+        server.terminate()
+
+
 @pytest.fixture
 def s3_store(s3_server: str) -> Store:
     """Return a new, empty bucket of an S3 server."""
     return open_s3(s3_server, f"bucket-{time.monotonic_ns()}")
 
 
-@pytest.fixture(params=["s3", "az"])
+GATEWAY = pytest.param("gateway", marks=pytest.mark.e2e)
+
+
+@pytest.fixture(params=["s3", "az", GATEWAY])
 def store(request: pytest.FixtureRequest) -> Store:
     """Return a new, empty bucket of each kind of server."""
     return make_store(request)
 
 
-@pytest.fixture(params=["s3", pytest.param("az", marks=pytest.mark.e2e)])
+@pytest.fixture(params=["s3", pytest.param("az", marks=pytest.mark.e2e), GATEWAY])
 def long_store(request: pytest.FixtureRequest) -> Store:
     """Return a bucket for a long test, which make nightly repeats with the other kind of server."""
     return make_store(request)
@@ -64,5 +83,23 @@ def long_store(request: pytest.FixtureRequest) -> Store:
 def make_store(request: pytest.FixtureRequest) -> Store:
     if request.param == "az":
         return open_azure(request.getfixturevalue("azure_server"), f"bucket-{time.monotonic_ns()}")
-    store: Store = request.getfixturevalue("s3_store")
-    return store
+    server = request.getfixturevalue("gateway" if request.param == "gateway" else "s3_server")
+    return open_s3(server, f"bucket-{time.monotonic_ns()}")
+
+
+def find_free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
+def wait_for_port(port: int) -> None:
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except OSError:
+            assert time.monotonic() < deadline, "versitygw does not start"
+            time.sleep(0.05)
+        else:
+            return
