@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from support.buckets import CUT, Proxy, Store
+from support.commandline import CommandResult, tokenmill
 from support.disk import Disk
 from support.mill import Mill
 from support.train import Job, make_settings, wait_for
@@ -149,3 +151,24 @@ def test_a_small_disk_is_refused(job: Callable[..., Job], tmp_path: Path) -> Non
     finally:
         disk.unmount()
     assert code == 2 and "Megatron-LM reads a copy of the 2 pairs in buckets, which needs" in log, log
+
+
+def test_megatron_lm_reads_a_bucket_itself_if_the_user_wants_it(
+    job: Callable[..., Job], s3_store: Store, tmp_path: Path
+) -> None:
+    run = job()
+    run.settings["extraArgs"] = [f"--object-storage-cache-path={tmp_path}", "--no-mmap-bin-files"]
+    ended = show_command(run)
+    assert ended.code == 0 and "it fetches 256 MiB for nearly each sample" in ended.err, ended.err
+    blend = re.search(r"--data-args-path (\S+)", ended.out)
+    assert blend and f" {s3_store.uri}/data/a_text_document\n" in Path(blend[1]).read_text()
+    run.settings["extraArgs"].pop()
+    ended = show_command(run)
+    assert ended.code == 2 and "needs --no-mmap-bin-files; add it to extraArgs" in ended.err
+    run.settings["extraArgs"] = []
+    assert str(tmp_path / "scratch") in show_command(run).out
+
+
+def show_command(run: Job) -> CommandResult:
+    arguments, variables = run.prepare()
+    return tokenmill(*arguments, "--dry-run", **variables)

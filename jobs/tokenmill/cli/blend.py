@@ -132,7 +132,7 @@ def blend(
         data = collect_datasets(
             s.DatasetSettings(blend=selected, key=key, split=split or "990,9,1"), root, _option_labels()
         )
-        flags, _, content = render_blend(data, file=True)
+        flags, _, content = render_blend(data, file=True, addresses=True)
         assert content is not None  # noqa: S101
         write_atomic(out.absolute(), _render_values(data, key, root) if values else content)
     for line in _render_table(data, tokens):

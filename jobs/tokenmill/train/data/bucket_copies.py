@@ -19,6 +19,8 @@ from tokenmill.core.buckets.tree import open_bucket
 from tokenmill.core.printing import format_bytes
 from tokenmill.datasets.weighted import Pair
 from tokenmill.errors import InputError, MachineError, RequestError
+from tokenmill.train import settings as s
+from tokenmill.train.data.flags import MAP_FLAG, OBJECT_STORAGE_FLAG, reads_buckets_itself
 
 FILES_AT_ONCE = 16
 """Files that are copied at the same time, each over one connection."""
@@ -37,6 +39,31 @@ class _File(NamedTuple):
 def list_remote(pairs: Sequence[Pair]) -> list[Pair]:
     """Return the pairs in buckets, each once."""
     return list({pair.prefix: pair for pair in pairs if find_address(Path(pair.prefix))}.values())
+
+
+def check_own_reader(settings: s.Settings, pairs: Sequence[Pair]) -> list[str]:
+    """Return a line for the log if Megatron-LM reads the buckets of a run itself.
+
+    Raises:
+        RequestError: its reader cannot read them.
+    """
+    remote = list_remote(pairs)
+    if not remote or not reads_buckets_itself(settings):
+        return []
+    if settings.training.phases is not None:
+        raise RequestError(f"{OBJECT_STORAGE_FLAG} cannot read the views of training.phases; remove it from extraArgs")
+    if MAP_FLAG not in settings.extra_args:
+        raise RequestError(f"{OBJECT_STORAGE_FLAG} needs {MAP_FLAG}; add it to extraArgs")
+    other = next((pair for pair in remote if show_addresses(pair.prefix).partition(":")[0] != "s3"), None)
+    if other:
+        raise RequestError(
+            f"{show_addresses(other.prefix)}: Megatron-LM reads only s3:// itself; remove {OBJECT_STORAGE_FLAG} from "
+            "extraArgs, and each node copies the pairs"
+        )
+    return [
+        "warning: Megatron-LM reads the bucket itself (it needs boto3): it fetches 256 MiB for nearly each sample of a "
+        f"shuffled dataset; without {OBJECT_STORAGE_FLAG} in extraArgs, each node copies the pairs once"
+    ]
 
 
 def copy_pairs(pairs: Sequence[Pair], log: Callable[[str], None]) -> None:

@@ -18,6 +18,11 @@ from tokenmill.errors import RequestError
 from tokenmill.train import settings as s
 from tokenmill.train.arguments import DataArguments
 
+OBJECT_STORAGE_FLAG = "--object-storage-cache-path"
+"""The flag of Megatron-LM's own reader of buckets: the directory of its copies of the `.idx` files."""
+MAP_FLAG = "--no-mmap-bin-files"
+"""The flag that it needs, too."""
+
 INDEX_DIRECTORY = Path(".tokenmill") / "index"
 """Directory of the sample indices, below the checkpoints: the volume of the data may be read-only or shared."""
 
@@ -30,7 +35,7 @@ def write_data_arguments(data: TrainingData, settings: s.Settings, directory: Pa
     file with three keys, each with a flat list or null (megatron/training/utils/common_utils.py,
     `get_blend_and_blend_per_split`).
     """
-    flags, name, content = render_blend(data)
+    flags, name, content = render_blend(data, addresses=reads_buckets_itself(settings))
     if content is not None:
         path = directory / name
         if not path.is_file() or path.read_bytes() != content:
@@ -41,13 +46,20 @@ def write_data_arguments(data: TrainingData, settings: s.Settings, directory: Pa
     return DataArguments(flags=flags, tokenizer=data.tokenizer, cache=cache_path(data, settings))
 
 
-def render_blend(data: TrainingData, *, file: bool = False) -> tuple[list[str], str, bytes | None]:
+def reads_buckets_itself(settings: s.Settings) -> bool:
+    """Return whether the flags of a run let Megatron-LM read its pairs in buckets, instead of copies of them."""
+    return OBJECT_STORAGE_FLAG in (argument.partition("=")[0] for argument in settings.extra_args)
+
+
+def render_blend(
+    data: TrainingData, *, file: bool = False, addresses: bool = False
+) -> tuple[list[str], str, bytes | None]:
     """Return the flag for the datasets, and the name and the content of the flag's file.
 
-    A single pair is part of the command line, and the content is None, unless `file` requests a file, in which pairs in
-    buckets have their addresses.
+    A single pair is part of the command line, and the content is None, unless `file` requests a file. Pairs in buckets
+    have the paths of their copies, or their addresses.
     """
-    show = show_addresses if file else str
+    show = show_addresses if addresses else str
     prefixes = [show(pair.prefix) for source in data.sources for pair in source.pairs]
     single_pair = len(prefixes) == 1 and not file
     _check_paths(prefixes, in_text_file=data.split is not None and not single_pair)

@@ -17,6 +17,7 @@ from tokenmill.errors import TokenmillError
 from tokenmill.fit.memory import checkpoint_bytes
 from tokenmill.train.arguments import DataArguments, megatron_arguments, sft_arguments
 from tokenmill.train.data import phases as phase_data
+from tokenmill.train.data.bucket_copies import check_own_reader
 from tokenmill.train.data.flags import cache_path, write_data_arguments
 from tokenmill.train.data.phases import RunPhases, settings_of
 from tokenmill.train.data.resolve import resolve
@@ -105,7 +106,10 @@ def prepare(path: Path, *, scratch: Path, dry_run: bool = False) -> TrainingRun:
         given, (scratch if dry_run else Path(given.checkpoint.path)) / phase_data.DIRECTORY
     )
     preflight = check_run(settings, data, machine=not dry_run)
+    pairs = data.pairs if settings.trainer.framework == MEGATRON_LM and not settings.sft else ()
     messages = [*preflight.messages, *summarize(data, settings), *_summarize_phases(phases)]
+    if own_reader := check_own_reader(settings, pairs):
+        messages, pairs = [*messages, *own_reader], ()
     training = settings.training
     programs = _compose(settings, data, phases, scratch)
     launchers = [
@@ -137,7 +141,7 @@ def prepare(path: Path, *, scratch: Path, dry_run: bool = False) -> TrainingRun:
         data.tokenizer,
         scratch,
         round(checkpoint_bytes(settings.layout(data.vocab_size))),
-        data.pairs if settings.trainer.framework == MEGATRON_LM and not settings.sft else (),
+        pairs,
     )
 
 
