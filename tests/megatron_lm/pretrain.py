@@ -103,6 +103,8 @@ def provide_datasets(sizes: list[int], vp_stage: int | None = None) -> Any:
         create_attention_mask=args.create_attention_mask_in_dataloader,
         mid_level_dataset_surplus=args.mid_level_dataset_surplus,
         context_parallel_size=args.context_parallel_size,
+        mmap_bin_files=args.mmap_bin_files,
+        object_storage_cache_path=args.object_storage_cache_path,
     )
 
     def reads_samples() -> bool:

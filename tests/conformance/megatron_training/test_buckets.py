@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,34 @@ def test_the_samples_of_a_bucket_are_those_of_the_directory(
     assert log.count("a phase ended") == 1
     samples = tokenmill.data.open(phases=tmp_path / "here.json", seq_length=SEQ_LENGTH, views=tmp_path / "views")
     assert phased.digests() == digest_iterations(samples)
+
+
+def test_megatron_lm_reads_a_bucket_itself(job: Callable[..., MegatronJob], dataset: Path, tmp_path: Path) -> None:
+    shutil.copytree(dataset, tmp_path / "objects/first")
+    (tmp_path / "packages").mkdir()
+    for name in (
+        "boto3",
+        "botocore",
+        "s3transfer",
+        "jmespath",
+        "dateutil",
+        "urllib3",
+        "six",
+    ):  # its environment has none
+        spec = find_spec(name)
+        assert spec and spec.origin
+        origin = Path(spec.origin)
+        origin = origin.parent if origin.name == "__init__.py" else origin
+        (tmp_path / "packages" / origin.name).symlink_to(origin)
+    with serve_objects(tmp_path / "objects") as server:
+        run = job(dataset__path=f"s3://{tmp_path.name}/first", torchrun=True)
+        run.settings["extraArgs"] += ["--object-storage-cache-path", str(tmp_path / "idx"), "--no-mmap-bin-files"]
+        run.variables |= server.environment | {"TMPDIR": str(tmp_path)}
+        run.variables["PYTHONPATH"] += f":{tmp_path / 'packages'}"
+        log = run.complete()
+        sent = server.take_counts()
+    samples = tokenmill.data.open(dataset, seq_length=SEQ_LENGTH, samples=ITERATIONS * GLOBAL_BATCH, split="90,5,5")
+    expected = digest_iterations(samples)
+    assert run.digests() == {iteration: expected[iteration] for iteration in range(1, ITERATIONS + 1)}
+    assert "it fetches 256 MiB for nearly each sample" in log and "copying" not in log
+    assert sent.bytes > 10 * ITERATIONS * GLOBAL_BATCH * SEQ_LENGTH * 2  # whole files for their samples
