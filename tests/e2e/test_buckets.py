@@ -11,7 +11,7 @@ import pytest
 
 from e2e.cluster import Namespace, wait_for
 from e2e.corpus import MODEL, run_checked, serve, shard
-from e2e.test_pipeline_chart import describe, pods_of, stage_of, wait_for_end
+from e2e.jobsets import describe, pods_of, stage_of, wait_for_end
 from e2e.training import SETTINGS, Training
 from support.buckets import Store, open_s3
 

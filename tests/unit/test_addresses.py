@@ -10,7 +10,7 @@ from support.commandline import run_in_process, tokenmill
 from support.corpus import TOKENIZER
 from support.rendering import command_line
 from tokenmill import data, data_prep
-from tokenmill.cli.commands import location
+from tokenmill.cli.commands import address, location
 from tokenmill.core.files.user_path import local_path
 from tokenmill.errors import RequestError
 from tokenmill.samples.identity import DataIdentity
@@ -33,7 +33,7 @@ def parameters() -> Iterator[tuple[str, ...]]:
         if name and not hasattr(command, "commands"):
             arguments = [item for item in command.params if item.param_type_name == "argument"]
             for number in range(SOURCES.get(name, 0), len(arguments)):
-                if arguments[number].type.name != location.__name__:
+                if arguments[number].type.name not in (location.__name__, address.__name__):
                     yield (*name.split(), *["x"] * number)
             options = [item for item in command.params if item.param_type_name == "option"]
             yield from ((*name.split(), item.opts[0]) for item in options if item.type.name == "path")
@@ -80,8 +80,8 @@ def test_an_address_in_a_variable_or_a_resolved_option_is_refused(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.jsonl").write_text('{"text": "a"}\n')
-    (tmp_path / "blend.json").write_text('{"train": ["s3://b/part_text_document"], "valid": null, "test": null}')
-    (tmp_path / "pack.json").write_text('{"datasets": [{"path": "s3://b/chat"}]}')
+    (tmp_path / "blend.json").write_text('{"train": ["hdfs://b/part_text_document"], "valid": null, "test": null}')
+    (tmp_path / "pack.json").write_text('{"datasets": [{"path": "hdfs://b/chat"}]}')
     before = sorted(tmp_path.iterdir())
     for variables, arguments in (
         ({"TOKENMILL_METRICS_FILE": "s3://b/m.prom"}, "extract in out"),
@@ -118,9 +118,9 @@ IDENTITY = DataIdentity(
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: data.open("s3://b/out", seq_length=8),
-        lambda: data.open(["out", "s3://b/out"], seq_length=8),
-        lambda: data.open([(1.0, "s3://b/out")], seq_length=8),
+        lambda: data.open("hdfs://b/out", seq_length=8),
+        lambda: data.open(["out", "hdfs://b/out"], seq_length=8),
+        lambda: data.open([(1.0, "hdfs://b/out")], seq_length=8),
         lambda: data.open({"train": Path("s3://b/out")}, seq_length=8),
         lambda: data.open("synthetic:8", seq_length=8, samples=1, index_cache="s3://b/cache"),
         lambda: data_prep.OutputConfig(dir="s3://b/out"),  # type: ignore[arg-type]

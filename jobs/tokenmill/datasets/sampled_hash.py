@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.core.buckets.remote_array import RemoteArray
+
 Array = npt.NDArray[Any]
 
 FULL_BYTES = 1 << 20
@@ -27,7 +29,10 @@ def hash_samples(array: Array, blocks: int = BLOCKS, full_bytes: int = FULL_BYTE
     if data.size <= full_bytes:
         digest.update(data.data)
     else:
-        for number in range(blocks):
-            start = (data.size - BLOCK_BYTES) * number // (blocks - 1)
-            digest.update(data[start : start + BLOCK_BYTES].data)
+        starts = [(data.size - BLOCK_BYTES) * number // (blocks - 1) for number in range(blocks)]
+        if isinstance(data, RemoteArray):  # all blocks in one wait for the store
+            digest.update(data.gather(np.array(starts), np.array(starts) + BLOCK_BYTES).data)
+        else:
+            for start in starts:
+                digest.update(data[start : start + BLOCK_BYTES].data)
     return digest.hexdigest()

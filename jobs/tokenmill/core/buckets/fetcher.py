@@ -35,7 +35,7 @@ GAP_BYTES = 64
 """Bytes between two ranges that are fetched with them in one request."""
 GROUP_BYTES = 4 << 20
 """Largest size of such a request."""
-URGENT_READERS, AHEAD_READERS = 64, 128
+URGENT_READERS, AHEAD_READERS = 64, 256
 """Requests at the same time for ranges that a process waits for, and for those that it needs later."""
 IDLE_SECONDS = 10.0
 LENGTH = struct.Struct("<Q")

@@ -29,11 +29,15 @@ HASH_DIGITS = 32
 """Hex digits of the hash of a file; a pair with a record has those of the `.bin` and the `.idx`."""
 
 
-class _File(NamedTuple):
+class _BucketFile(NamedTuple):
     path: Path
     size: int
     hash: str
     """Empty for a pair without a record."""
+
+
+class _CopyStopped(Exception):
+    """Another file could not be copied, or the run was stopped."""
 
 
 def list_remote(pairs: Sequence[Pair]) -> list[Pair]:
@@ -135,7 +139,7 @@ class _Progress:
         return self.bytes
 
 
-def _find_missing(pair: Pair) -> list[_File]:
+def _find_missing(pair: Pair) -> list[_BucketFile]:
     """Return the files of a pair without a copy of their version."""
     hashes = [pair.hashes[:HASH_DIGITS], pair.hashes[HASH_DIGITS:]] if len(pair.hashes) == 2 * HASH_DIGITS else ["", ""]
     files = []
@@ -143,17 +147,17 @@ def _find_missing(pair: Pair) -> list[_File]:
         path = Path(f"{pair.prefix}{suffix}")
         tree = open_bucket(path.parent)
         if not tree.is_copied(path):
-            files.append(_File(path, tree.describe(path)[0], hash_))
+            files.append(_BucketFile(path, tree.describe(path)[0], hash_))
     return files
 
 
-def _copy(file: _File, stop: threading.Event, progress: _Progress) -> None:
+def _copy(file: _BucketFile, stop: threading.Event, progress: _Progress) -> None:
     digest = xxhash.xxh3_128()
 
     def pass_on(blocks: Iterator[memoryview]) -> Iterator[memoryview]:
         for block in blocks:
             if stop.is_set():
-                raise RequestError("another file could not be copied")  # nobody sees it
+                raise _CopyStopped
             digest.update(block)
             progress.add(len(block))
             yield block
