@@ -111,7 +111,7 @@ class Fetcher:
         self._pending: dict[Range, Future[bytes]] = {}
         self._clients: dict[str, BucketClient] = {}
         self._opening = threading.Lock()
-        self._objects = set[RemoteObject]()
+        self._objects, self._object_bytes = set[RemoteObject](), 0
         self._urgent = ThreadPoolExecutor(URGENT_READERS)
         self._ahead = ThreadPoolExecutor(AHEAD_READERS)
 
@@ -152,8 +152,10 @@ class Fetcher:
     def _fits_in_cache(self, name: RemoteObject) -> bool:
         """Return whether all objects that were read fit into the cache, so that no byte is fetched twice."""
         with self._lock:
-            self._objects.add(name)
-            return sum(known.size for known in self._objects) <= self._cache.size * 0.9
+            if name not in self._objects:
+                self._objects.add(name)
+                self._object_bytes += name.size
+            return self._object_bytes <= self._cache.size * 0.9
 
     def _wait(self, parts: "Sequence[_Part]") -> list[bytes]:
         with self._lock:

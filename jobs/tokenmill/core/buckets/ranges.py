@@ -67,6 +67,8 @@ def read_ranges(root: Path, name: RemoteObject, starts: Positions, stops: Positi
             answer = msgspec.msgpack.decode(receive_content(connection), type=Answer)
             if answer.error:
                 raise _ERRORS.get(answer.error, BucketError)(answer.message)
+            if answer.bytes != (stops - starts).sum():
+                raise BucketError(f"the store sent {answer.bytes:,} bytes of {(stops - starts).sum():,}")
             return np.frombuffer(receive(connection, answer.bytes), np.uint8)
     raise BucketError("the process that reads buckets ended several times; look for its end in the system's log")
 
