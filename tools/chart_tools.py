@@ -54,7 +54,7 @@ TOOLS = (
 
 
 NIGHTLY = (
-    # An S3 server that is no test double, for tests/buckets. One from a package knows no version.
+    # A complete S3 server, for tests/buckets. One from a package has no version.
     Tool("versitygw", "github.com/versity/versitygw/cmd/versitygw", "v1.8.0", ("--help",), "versitygw"),
 )
 """Programs that only `make nightly` needs."""

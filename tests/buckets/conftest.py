@@ -47,7 +47,7 @@ def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Return the address of versitygw, an S3 server that is no test double."""
+    """Return the address of versitygw, a complete S3 server."""
     program = shutil.which("versitygw") or TOOLS / "versitygw"
     if not Path(program).exists():
         pytest.skip("no versitygw (make e2e builds it)")

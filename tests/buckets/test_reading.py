@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -202,6 +203,136 @@ def test_processes_after_a_fork_read_samples(
         process.join()
 
 
+def test_a_process_after_a_fork_opens_no_bucket(
+    s3_store: Store, dataset: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = copy_to(s3_store, dataset, "data")
+    context = multiprocessing.get_context("fork")
+    with using(s3_store, monkeypatch):
+        data.open(uri, seq_length=32)
+        errors = context.Queue()
+        process = context.Process(target=send_error, args=(f"{s3_store.uri}/data", errors), daemon=True)
+        process.start()
+        assert "open the data before the fork, or start worker processes with the method spawn" in errors.get(
+            timeout=60
+        )
+        process.join()
+
+
+def send_error(uri: str, errors: Any) -> None:
+    try:
+        data.open(uri, seq_length=16)
+    except RequestError as error:
+        errors.put(str(error))
+
+
+def test_a_fork_while_threads_read(
+    s3_store: Store, dataset: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = copy_to(s3_store, dataset, "data")
+    context = multiprocessing.get_context("fork")
+    with using(s3_store, monkeypatch):
+        samples, stop = data.open(uri, seq_length=32), threading.Event()
+        expected = samples.digest(0, 20)
+
+        def read() -> None:
+            number = 0
+            while not stop.is_set():
+                samples.batch([number % len(samples)])
+                number += 1
+
+        with ThreadPoolExecutor(2) as threads:
+            for _ in range(2):
+                threads.submit(read)
+            try:
+                for _ in range(5):
+                    digests = context.Queue()
+                    process = context.Process(target=lambda q=digests: q.put(samples.digest(0, 20)), daemon=True)
+                    process.start()
+                    assert digests.get(timeout=60) == expected
+                    process.join()
+            finally:
+                stop.set()
+
+
+def test_random_samples_ask_for_no_others(tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "objects").mkdir()
+    write_ids(tmp_path / "objects/corpus", np.arange(600_000) % 60000, np.full(2000, 300), "uint16")
+    monkeypatch.setenv("TOKENMILL_BUCKET_CACHE_BYTES", "1000000")
+    with serve_objects(tmp_path / "objects") as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        samples = data.open(f"s3://{tmp_path.name}/corpus", seq_length=64)
+        server.take_counts()
+        for number in np.random.default_rng(1).integers(0, len(samples), 300).tolist():
+            samples.batch([number])
+        assert server.take_counts().bytes <= 1.2 * 300 * 65 * 2
+
+
+def test_renewed_credentials_are_used(
+    s3_store: Store, dataset: Path, scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that reads keeps running, and takes the keys that are in the file then."""
+    uri = copy_to(s3_store, dataset, "data")
+    proxy = Proxy(s3_store.address)
+    environment = {name: value for name, value in s3_store.environment.items() if "KEY" not in name}
+    keys = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(keys))
+    keys.write_text("[default]\naws_access_key_id = old\naws_secret_access_key = old-secret-key\n")
+    with proxy.run() as address, using(s3_store._replace(environment=environment).through(address), monkeypatch):
+        samples = data.open(uri, seq_length=32)
+        samples.batch([0])
+        proxy.accept = lambda authorization: "Credential=new/" in authorization
+        keys.write_text("[default]\naws_access_key_id = new\naws_secret_access_key = new-secret-key\n")
+        assert samples.digest(0, 50) == data.open(dataset, seq_length=32).digest(0, 50)
+
+
+def test_modules_of_the_working_directory_are_not_imported(
+    s3_store: Store, dataset: Path, scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = copy_to(s3_store, dataset, "data")
+    (tmp_path / "queue.py").write_text("raise SystemExit('the wrong module')")
+    monkeypatch.chdir(tmp_path)
+    with using(s3_store, monkeypatch):
+        data.open(uri, seq_length=32).batch([0])
+
+
+def test_an_invalid_size_of_the_cache_is_refused(
+    s3_store: Store, dataset: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = copy_to(s3_store, dataset, "data")
+    monkeypatch.setenv("TOKENMILL_BUCKET_CACHE_BYTES", "10GB")
+    with using(s3_store, monkeypatch), pytest.raises(RequestError, match="it must be a number of bytes"):
+        data.open(uri, seq_length=32).batch([0])
+
+
+def test_a_long_path_of_the_socket(
+    s3_store: Store, dataset: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = scratch / ("d" * 60) / ("e" * 60)
+    deep.mkdir(parents=True)
+    monkeypatch.setenv("TMPDIR", str(deep))
+    uri = copy_to(s3_store, dataset, "data")
+    with using(s3_store, monkeypatch):
+        samples = data.open(uri, seq_length=32)
+        assert samples.digest(0, 50) == data.open(dataset, seq_length=32).digest(0, 50)
+
+
+def test_commands_know_addresses_with_an_equals_sign_and_pairs_without_a_record(
+    s3_store: Store, dataset: Path, tmp_path: Path
+) -> None:
+    for prefix in ("v", "v=2"):
+        copy_to(s3_store, dataset, prefix)
+    for suffix in ("bin", "idx"):
+        s3_store.put(f"foreign/x.{suffix}", (dataset / f"a_text_document.{suffix}").read_bytes())
+    ended = s3_store.run(
+        "blend", tmp_path / "blend.txt", f"{s3_store.uri}/v=2", "--split", "80,10,10", TMPDIR=str(tmp_path)
+    )
+    assert ended.code == 0 and f" {s3_store.uri}/v=2/a_text_document" in (tmp_path / "blend.txt").read_text(), ended.err
+    ended = s3_store.run("verify", f"{s3_store.uri}/foreign/x", TMPDIR=str(tmp_path))
+    assert ended.code == 0 and "no problems" in ended.out, ended.err
+
+
 def test_a_killed_fetcher_is_started_again(
     s3_store: Store, dataset: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,7 +449,10 @@ def test_errors_name_the_object_and_the_remedy(
             os.kill(process, signal.SIGKILL)  # with its cache
         with pytest.raises(TransientError, match=f"{uri}/._text_document.bin changed while it was read"):
             read_all(samples)
-        s3_store.delete("data/a_text_document.bin")
+        for name in ("a", "b"):
+            s3_store.delete(f"data/{name}_text_document.bin")
+        with pytest.raises(TransientError, match=f"{uri}/._text_document.bin was deleted while it was read"):
+            read_all(samples)
         with pytest.raises(RequestError, match=r"missing or have another size now: a_text_document\.bin"):
             data.open(f"{uri}/a_text_document", seq_length=16)
 

@@ -597,3 +597,12 @@ def test_values_and_schema_contain_every_setting() -> None:
     custom = schema["model"]["properties"]["custom"]["properties"]
     assert custom.keys() == {field.encode_name for field in msgspec.structs.fields(model.Model)}
     assert custom["numLayers"]["description"] == "Transformer layers", "values.yaml does not contain these keys"
+
+
+def test_datasets_in_buckets_keep_their_addresses(tmp_path: Path) -> None:
+    one = read(training(**{"storage.datasetPath": "s3://bucket/tokens"}), tmp_path)
+    assert one.dataset.path == "s3://bucket/tokens"
+    blend = {"dataset.blend.all[0].path": "gs://bucket/a", "dataset.blend.all[1].path": "b"}
+    several = read(training(**blend), tmp_path).dataset.blend
+    assert isinstance(several, settings.Blend)
+    assert [part.path for part in several.all] == ["gs://bucket/a", "/data/b"]

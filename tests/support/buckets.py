@@ -122,6 +122,8 @@ class Proxy:
         """Set the server's address."""
         self.server = urlsplit(server).netloc
         self.choose: Callable[[str, str], Fault | None] = lambda method, path: None
+        self.accept: Callable[[str], bool] = lambda authorization: True
+        """Return whether the header Authorization of a request is that of valid credentials."""
         self.requests = 0
         self.faults = 0
         self.bytes_sent = 0
@@ -162,6 +164,8 @@ class Proxy:
         body = request.rfile.read(length)
         with self.lock:
             fault = self.choose(request.command, request.path)
+            if not self.accept(request.headers.get("Authorization") or ""):
+                fault = Fault(400, "ExpiredToken")
             self.requests += 1
             self.faults += fault is not None
             self.bytes_sent += length

@@ -26,7 +26,7 @@ Check a stage's own values. Input: the stage's dict, and "section" if these valu
 {{- $storage := .root.Values.storage -}}
 {{- $directories := include "tokenmill.directories" . | fromYaml -}}
 {{- $section := .section | default "" -}}
-{{- include "tokenmill.validateSource" (.source | default "") -}}
+{{- include "tokenmill.validateSource" (dict "key" "dataset.source" "source" (.source | default "")) -}}
 {{- include "tokenmill.validateFiles" . -}}
 {{- with .root.Values.job.maxFailedIndexes }}
 {{- if gt (int64 .) (int64 $.root.Values.workers) }}
@@ -68,17 +68,17 @@ Output: true or false.
 
 {{/*
 Refuse an address with a password or a signature: every user with read access to the Job or the release could read it. If
-a password contains a slash, its first part looks like a port. Input: a URI, or nothing. Output: nothing, or fails.
-  {{ include "tokenmill.validateSource" "https://example.com/corpus.jsonl.zst" }}
+a password contains a slash, its first part looks like a port. Input: dict "key" "source" a URI, or "". Output: nothing, or fails.
+  {{ include "tokenmill.validateSource" (dict "key" "dataset.source" "source" "https://example.com/corpus.jsonl.zst") }}
 */}}
 {{- define "tokenmill.validateSource" -}}
 {{- $first := "(?i)^[a-z0-9+.-]+://[^/?#@:]*:" -}}
 {{- $password := list (print $first "[^/?#]*@") (print $first "[0-9]*[^0-9/?#@][^@]*@") "(?i)^https?://[^/?#]*@" "(?i)^(hf|s3|gs|az|abfs)://[^/?#]*:[^@]*@" -}}
-{{- if regexMatch (join "|" $password) . }}
-{{- fail "\ndataset.source contains a password: the Job and logs would show it.\nRemove it, and pass credentials with serviceAccount, or with extraEnv and a secretKeyRef." }}
+{{- if regexMatch (join "|" $password) .source }}
+{{- fail (printf "\n%s contains a password: the Job and logs would show it.\nRemove it, and pass credentials with serviceAccount, or with extraEnv and a secretKeyRef." .key) }}
 {{- end }}
-{{- if regexMatch "(?i)[?&](sig|signature|x-amz-signature|x-amz-security-token|x-goog-signature|token|access_token)=" . }}
-{{- fail "\ndataset.source contains a signature: the Job would show it.\nRemove it, and pass credentials with serviceAccount, or with extraEnv and a secretKeyRef: AZURE_STORAGE_SAS_TOKEN for az://, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for s3://." }}
+{{- if regexMatch "(?i)[?&](sig|signature|x-amz-signature|x-amz-security-token|x-goog-signature|token|access_token)=" .source }}
+{{- fail (printf "\n%s contains a signature: the Job would show it.\nRemove it, and pass credentials with serviceAccount, or with extraEnv and a secretKeyRef: AZURE_STORAGE_SAS_TOKEN for az://, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for s3://." .key) }}
 {{- end }}
 {{- end }}
 
@@ -204,7 +204,10 @@ Check a path on a volume, or the address of a bucket. Input: dict "key" "path" "
 */}}
 {{- define "tokenmill.validatePlace" -}}
 {{- if regexMatch "(?i)^(s3|gs|az|abfs)://[^/]" (.path | default "") -}}
-{{- include "tokenmill.validateSource" .path -}}
+{{- include "tokenmill.validateSource" (dict "key" .key "source" .path) -}}
+{{- range splitList "/" .path }}
+{{- if has . (list "." "..") }}{{ fail (printf "\n%s=%q contains %q.\nWrite the prefix without it." $.key $.path .) }}{{ end }}
+{{- end }}
 {{- else -}}
 {{- include "tokenmill.validatePath" . -}}
 {{- end -}}

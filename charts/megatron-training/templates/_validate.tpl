@@ -78,7 +78,7 @@ Refuse values that contradict each other. Input: $. Output: nothing, or fails.
 {{- $storage := .Values.storage -}}
 {{- $directories := include "megatron-training.directories" . | fromJson -}}
 {{- $outputMount := include "megatron-training.outputMount" . -}}
-{{- include "tokenmill.validatePlace" (dict "key" "storage.datasetPath" "path" $directories.dataset "mount" $storage.mountPath) -}}
+{{- include (ternary "tokenmill.validatePath" "tokenmill.validatePlace" (eq true .Values.sft.enabled)) (dict "key" "storage.datasetPath" "path" $directories.dataset "mount" $storage.mountPath) -}}
 {{- range $key, $path := dict "storage.checkpointPath" $directories.checkpoints "storage.logsPath" $directories.logs "checkpoint.loadPath" .Values.checkpoint.loadPath "checkpoint.import.path" .Values.checkpoint.import.path "checkpoint.export.path" .Values.checkpoint.export.path "dataset.cachePath" .Values.dataset.cachePath "storage.subPath" $storage.subPath "storage.checkpointSubPath" $storage.checkpointSubPath }}
 {{- include "tokenmill.validatePath" (dict "key" $key "path" $path "mount" $outputMount) -}}
 {{- end }}

@@ -138,7 +138,9 @@ def blend(
     for line in _render_table(data, tokens):
         sys.stdout.write(f"{line}\n")
     usage = f"-f {out}" if values else " ".join([*flags, str(out), *(["--split", data.split] if data.split else [])])
-    sys.stdout.write(f"{'values for the chart' if values else 'for Megatron-LM'}: {usage}\n")
+    in_buckets = any("://" in source.path for source in data.sources)
+    reader = "for tokenmill, which copies pairs in buckets" if in_buckets else "for Megatron-LM"
+    sys.stdout.write(f"{'values for the chart' if values else reader}: {usage}\n")
 
 
 def plan(
@@ -310,12 +312,23 @@ def _parse_part(argument: str, root: Path) -> "BlendPart":
     from tokenmill.train import settings as s
 
     path, equals, weight = argument.rpartition("=")
-    if not equals or os.path.exists(root / argument):  # noqa: PTH110 - does not raise, however long the argument is
+    if not equals or _exists(root, argument):
         return s.BlendPart(path=argument)
     try:
         return s.BlendPart(path=path, weight=float(weight))
     except ValueError:
         raise RequestError(f"invalid weight {weight!r} in {argument}: it must be a number; use {PART}") from None
+
+
+def _exists(root: Path, argument: str) -> bool:
+    """Return whether there is a file, a directory or a pair in a bucket with this name."""
+    from tokenmill.core.buckets.mirror import find_address, locate
+    from tokenmill.core.buckets.tree import is_directory, is_file
+
+    if "://" not in argument:
+        return os.path.exists(root / argument)  # noqa: PTH110 - does not raise, however long the argument is
+    path = Path(locate(argument, "PART"))
+    return find_address(path) is not None and (is_directory(path) or is_file(Path(f"{path}.idx")) or is_file(path))
 
 
 def _render_values(data: Any, key: str | None, root: Path) -> bytes:

@@ -22,6 +22,19 @@ HERE = {
 """Options of a process of this machine."""
 
 
+def _check_output(output: str) -> None:
+    """Raise RequestError for an output in a bucket: jobs keep their logs there, and pods mount it."""
+    from tokenmill.errors import RequestError
+
+    try:
+        local_path(output, "OUTPUT")
+    except RequestError as error:
+        raise RequestError(
+            f"{error}. Jobs of --on keep their logs in OUTPUT; to write into a bucket, start the command with "
+            "--workers on each node, or use the chart"
+        ) from error
+
+
 def submit(call: Call, on: str, profiles: Path | str | None, job_name: str | None, *, dry_run: bool) -> None:
     """Submit a call to the profile `on`, or print what would be submitted.
 
@@ -34,7 +47,7 @@ def submit(call: Call, on: str, profiles: Path | str | None, job_name: str | Non
     if job_name is not None:
         _check_name(job_name)
     if len(call.arguments) > 1:
-        local_path(call.arguments[-1], "OUTPUT")  # jobs keep their logs there, and pods mount it
+        _check_output(call.arguments[-1])
     call, workers = _take_workers(call)
     file, directory = local_path(profiles, "--profiles") if profiles is not None else None, Path.cwd()
     stages = _list_stages(call)

@@ -13,6 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from tokenmill.core.buckets.mirror import find_address
+from tokenmill.core.buckets.tree import is_file
 from tokenmill.core.files.hashing import has_sha256, hash_file
 from tokenmill.core.files.mounts import directory_cache_seconds, retry_while_stale
 from tokenmill.core.files.paths import join_inside
@@ -259,7 +260,7 @@ def verify_outputs(
         if known and plan and any(f"{known[1]}.bin" in unit.outputs for unit in plan.units):
             description, problems = _verify_stage(known[0], full, only=known[1])
             return [description], problems
-        if not Path(f"{prefix}.idx").exists() and not Path(f"{prefix}.bin").exists():
+        if not is_file(Path(f"{prefix}.idx")) and not is_file(Path(f"{prefix}.bin")):
             raise RequestError(
                 f"{path} is neither an output of tokenmill nor a pair of .bin and .idx; specify an output directory, "
                 "or the path of a pair"

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from tokenmill.core.buckets.mirror import show_addresses
 from tokenmill.datasets.weighted import Pair
 from tokenmill.engine.lineage import locate
 from tokenmill.samples.sample_sources import Piece
@@ -20,7 +21,7 @@ def locate_pieces(pairs: Sequence[Pair], pieces: Sequence[Piece]) -> list[Sample
         text = pair.origin
         origins.append(
             SampleOrigin(
-                path=pair.prefix,
+                path=show_addresses(pair.prefix),
                 sequence=piece.sequence,
                 offset=piece.offset,
                 length=piece.length,

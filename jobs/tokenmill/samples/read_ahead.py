@@ -4,14 +4,12 @@ A loader, or a worker process of one, reads a batch of each of its steps, so the
 two batches.
 """
 
-import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.core.buckets.range_cache import find_cache_size
 from tokenmill.core.buckets.remote_array import RemoteArray
 from tokenmill.samples.draws import Draws
 from tokenmill.samples.pair_samples import PairSamples
@@ -22,40 +20,48 @@ AHEAD_BYTES, AHEAD_PART = 16 << 20, 16
 """Bytes of ids that a process asks for before it reads them, and the part of the cache that they may fill."""
 
 
-class ReadAhead:
-    """The samples of pairs in buckets that were asked for; threads may share it."""
+class _FollowedBatch(NamedTuple):
+    """The numbers of the last batch, the distance of batches, and the batches after it that were asked for."""
 
-    def __init__(self, parts: Sequence[PairSamples], draws: Draws | None, count: int, sample_bytes: int) -> None:
+    last: Array
+    step: int
+    requested: int
+
+
+class ReadAhead:
+    """The samples of pairs in buckets that were asked for.
+
+    Threads may share it: at worst they ask for samples again. It has no lock, which a fork could inherit while a thread
+    of its parent has it.
+    """
+
+    def __init__(
+        self, parts: Sequence[PairSamples], draws: Draws | None, count: int, sample_bytes: int, cache_bytes: int
+    ) -> None:
         """Start; there are `count` samples of `sample_bytes` bytes."""
         self._parts, self._draws, self._count, self._sample_bytes = parts, draws, count, sample_bytes
-        self._bytes = min(AHEAD_BYTES, find_cache_size() // AHEAD_PART)
-        self._lock = threading.Lock()
-        self._last: Array = np.empty(0, np.int64)
-        self._step = 0
-        self._asked = 0
-        """Steps after the last one that were asked for."""
+        self._bytes = min(AHEAD_BYTES, cache_bytes // AHEAD_PART)
+        self._state = _FollowedBatch(np.empty(0, np.int64), 0, 0)
 
     def follow(self, numbers: Array) -> None:
         """Ask for the samples of this batch, and of those that follow it."""
-        with self._lock:
-            step = int(numbers[0] - self._last[0]) if len(numbers) == len(self._last) else 0
-            if step <= 0 or step != self._step:
-                self._step, self._asked = max(step, 0), 0
-                self._ask(numbers)
-            else:
-                self._asked -= 1
-            self._last = numbers
-            if self._step and step == self._step:
-                self._continue(numbers)
-
-    def _continue(self, numbers: Array) -> None:
-        wanted = max(self._bytes // (self._sample_bytes * len(numbers)), 1)
-        if self._asked > wanted // 2:
+        last, known, requested = self._state
+        step = int(numbers[0] - last[0]) if len(numbers) == len(last) else 0
+        if step <= 0 or step != known:
+            self._state = _FollowedBatch(numbers, max(step, 0), 0)
+            self._ask(numbers)
             return
-        steps = np.arange(max(self._asked, 0) + 1, wanted + 1) * self._step
-        following = (steps[:, None] + numbers[None, :]).ravel()
+        requested -= 1
+        wanted = max(self._bytes // (self._sample_bytes * len(numbers)), 1)
+        following = np.empty(0, np.int64)
+        if requested < 0:
+            following = numbers
+        if requested <= wanted // 2:
+            steps = np.arange(max(requested, 0) + 1, wanted + 1) * step
+            following = np.concatenate([following, (steps[:, None] + numbers[None, :]).ravel()])
+            requested = wanted
+        self._state = _FollowedBatch(numbers, step, requested)
         self._ask(following[following < self._count])
-        self._asked = wanted
 
     def _ask(self, numbers: Array) -> None:
         if not len(numbers):
@@ -68,6 +74,9 @@ class ReadAhead:
             self._parts[dataset].read_ahead(draw.samples[draw.datasets == dataset])
 
 
-def is_remote(part: PairSamples) -> bool:
-    """Return whether the ids of a pair are in a bucket."""
-    return isinstance(part.pair.ids, RemoteArray)
+def find_remote(parts: Sequence[PairSamples]) -> tuple[PairSamples, RemoteArray] | None:
+    """Return the first pair whose ids are in a bucket, and its ids."""
+    for part in parts:
+        if isinstance(part.pair.ids, RemoteArray):
+            return part, part.pair.ids
+    return None

@@ -17,7 +17,7 @@ from tokenmill.datasets.formats.indexed.reader import list_origins, map_pair
 from tokenmill.samples.batch import Batch
 from tokenmill.samples.draws import Draws
 from tokenmill.samples.pair_samples import PADDING, PairSamples, Pieces
-from tokenmill.samples.read_ahead import ReadAhead, is_remote
+from tokenmill.samples.read_ahead import ReadAhead, find_remote
 
 Array = npt.NDArray[Any]
 
@@ -65,10 +65,11 @@ class PairSource:
         return self.draws.size if self.draws else len(self.parts[0])
 
     def _follow_reads(self) -> ReadAhead | None:
-        remote = [part for part in self.parts if is_remote(part)]
-        if not remote:
+        remote = find_remote(self.parts)
+        if remote is None:
             return None
-        return ReadAhead(self.parts, self.draws, len(self), remote[0].bytes)
+        part, ids = remote
+        return ReadAhead(self.parts, self.draws, len(self), part.bytes, ids.cache_bytes)
 
     def fill(self, numbers: Array, batch: Batch) -> None:
         """Write samples into a batch."""

@@ -3,11 +3,13 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenmill.core.buckets.address import EXTRAS, BucketAddress
 from tokenmill.core.buckets.stores import open_store
+from tokenmill.core.machine import ProcessId, this_process
 from tokenmill.core.redaction import redact
 from tokenmill.errors import missing_package
 
@@ -78,6 +80,10 @@ class CredentialsExpired(BucketError):
 
 class ObjectChanged(BucketError):
     """The object has another version than the caller expects."""
+
+
+class ForkedProcess(BucketError):
+    """This process is a fork of one that used a bucket: the threads of the client are not there, and it would hang."""
 
 
 class OutOfRange(BucketError):
@@ -221,11 +227,19 @@ def _unquote(tag: str) -> str:
     return tag.removeprefix("W/").strip('"')
 
 
+@cache
+def _first_process() -> ProcessId:
+    """Return the process that sent the first request; also a fork of it."""
+    return this_process()
+
+
 @contextmanager
 def _translate_errors() -> Iterator[None]:
     """Raise the errors of obstore and of the providers' libraries as a BucketError, without addresses' secrets."""
     from obstore import exceptions
 
+    if _first_process() != this_process():
+        raise ForkedProcess("this process was forked from one that has used a bucket")
     try:
         yield
     except FileNotFoundError as error:

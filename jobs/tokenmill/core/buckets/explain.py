@@ -9,12 +9,13 @@ from tokenmill.core.buckets.client import (
     BucketError,
     BucketRefused,
     CredentialsExpired,
+    ForkedProcess,
     InvalidKey,
     ObjectChanged,
     ObjectMissing,
 )
 from tokenmill.core.buckets.mirror import show_addresses
-from tokenmill.errors import TransientError
+from tokenmill.errors import RequestError, TransientError
 
 _SET_CLOCK = "the clock of this machine differs from the store's: set the clock"
 _PERMISSIONS = "check that these credentials may read, write, list and delete objects there"
@@ -43,5 +44,9 @@ def explain_requests(path: Path) -> Iterator[None]:
         if isinstance(error, InvalidKey):
             remedy = "rename or move that object"
         raise BucketUnavailable(f"{name}: {error}; {remedy}") from error
+    except ForkedProcess as error:
+        raise RequestError(
+            f"{name}: {error}; open the data before the fork, or start worker processes with the method spawn"
+        ) from error
     except BucketError as error:
         raise TransientError(f"{name}: {error}; run the same command again") from error

@@ -14,8 +14,10 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,9 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.core.buckets.address import BucketAddress
-from tokenmill.core.buckets.client import BucketClient
+from tokenmill.core.buckets.client import BucketClient, BucketRefused, CredentialsExpired
 from tokenmill.core.buckets.range_cache import RangeCache, find_cache_size
-from tokenmill.core.machine import ignore_stop_signals
+from tokenmill.core.machine import ignore_stop_signals, raise_file_limit
 from tokenmill.core.redaction import redact
 
 BLOCK_BYTES = 1 << 20
@@ -38,6 +40,7 @@ GROUP_BYTES = 4 << 20
 URGENT_READERS, AHEAD_READERS = 64, 256
 """Requests at the same time for ranges that a process waits for, and for those that it needs later."""
 IDLE_SECONDS = 10.0
+MAX_FILES = 65_536
 LENGTH = struct.Struct("<Q")
 
 Positions = npt.NDArray[np.int64]
@@ -103,12 +106,21 @@ def receive_content(connection: socket.socket) -> bytearray:
     return receive(connection, LENGTH.unpack(receive(connection, LENGTH.size))[0])
 
 
+@dataclass
+class _Fetch:
+    """A request to a store for ranges that are next to each other, and what waits for them."""
+
+    futures: dict[Range, Future[bytes]]
+    is_urgent: bool
+    task: Future[None] | None = None
+
+
 class Fetcher:
     """Ranges of objects, from the cache or from their buckets."""
 
     def __init__(self, cache: RangeCache) -> None:
         self._cache, self._lock = cache, threading.Lock()
-        self._pending: dict[Range, Future[bytes]] = {}
+        self._pending: dict[Range, _Fetch] = {}
         self._clients: dict[str, BucketClient] = {}
         self._opening = threading.Lock()
         self._objects, self._object_bytes = set[RemoteObject](), 0
@@ -130,9 +142,14 @@ class Fetcher:
             )
         )
 
-    def read_ahead(self, name: RemoteObject, starts: Positions, stops: Positions) -> None:
-        """Begin to fetch ranges in their order; ranges that touch each other are fetched together."""
-        if not len(starts):
+    def read_ahead(self, name: RemoteObject, starts: Positions, stops: Positions, processes: int = 1) -> None:
+        """Begin to fetch ranges in their order; ranges that touch each other are fetched together.
+
+        Those above a share of the cache are left out: each of `processes` may ask for as many.
+        """
+        count = int((stops - starts).cumsum().searchsorted(self._cache.size // (2 * processes), "right"))
+        starts, stops = starts[:count], stops[:count]
+        if not count:
             return
         if self._fits_in_cache(name):
             blocks = dict.fromkeys(
@@ -160,70 +177,59 @@ class Fetcher:
     def _wait(self, parts: "Sequence[_Part]") -> list[bytes]:
         with self._lock:
             contents = [self._cache.get(*part) or self._request(part.range) for part in parts]
-        data = []
-        for part, content in zip(parts, contents, strict=True):
-            try:
-                data.append(content if isinstance(content, bytes) else content.result()[part.start : part.stop])
-            except CancelledError:  # another process waits for the same range, and has moved it to the front
-                data += self._wait([part])
-        return data
+        return [
+            content if isinstance(content, bytes) else content.result()[part.start : part.stop]
+            for part, content in zip(parts, contents, strict=True)
+        ]
 
     def _request(self, part: Range) -> Future[bytes]:
-        """Return the request for a range, which goes before those of ranges for later; the caller has the lock."""
-        pending = self._pending.get(part)
-        return self._submit([part], self._urgent) if pending is None or pending.cancel() else pending
+        """Return the bytes of a range, whose request goes before those of ranges for later; the caller has the lock."""
+        fetch = self._pending.get(part)
+        if fetch is None:
+            fetch = self._submit([part], self._urgent)
+        elif not fetch.is_urgent and fetch.task is not None and fetch.task.cancel():
+            fetch.task, fetch.is_urgent = self._urgent.submit(self._fetch, fetch), True
+        return fetch.futures[part]
 
-    def _submit(self, group: Sequence[Range], executor: ThreadPoolExecutor) -> Future[bytes]:
+    def _submit(self, ranges: Sequence[Range], executor: ThreadPoolExecutor) -> "_Fetch":
         """Request ranges that are next to each other; the caller has the lock."""
-        if len(group) == 1:
-            future = executor.submit(self._fetch, group[0])
-            self._pending[group[0]] = future
-            return future
-        futures = {part: Future[bytes]() for part in group}
-        for future in futures.values():
-            future.set_running_or_notify_cancel()
-        self._pending.update(futures)
-        executor.submit(self._fetch_group, futures)
-        return futures[group[0]]
+        fetch = _Fetch({part: Future[bytes]() for part in ranges}, is_urgent=executor is self._urgent)
+        self._pending.update(dict.fromkeys(ranges, fetch))
+        fetch.task = executor.submit(self._fetch, fetch)
+        return fetch
 
-    def _fetch(self, part: Range) -> bytes:
-        name, start, stop = part
+    def _fetch(self, fetch: "_Fetch") -> None:
+        name, first, _ = next(iter(fetch.futures))
         try:
-            data = self._open(name).read(name.key, start, stop, name.version).data
-        except BaseException:
-            with self._lock:
-                self._pending.pop(part, None)
-            raise
-        self._keep(part, data)
-        return data
-
-    def _fetch_group(self, futures: dict[Range, Future[bytes]]) -> None:
-        name, first, _ = next(iter(futures))
-        try:
-            stop = max(part[2] for part in futures)
-            data = self._open(name).read(name.key, first, stop, name.version).data
+            data = self._read(name, first, max(part[2] for part in fetch.futures))
         except BaseException as error:  # every process that waits gets it
             with self._lock:
-                for part in futures:
+                for part in fetch.futures:
                     self._pending.pop(part, None)
-            for future in futures.values():
+            for future in fetch.futures.values():
                 future.set_exception(error)
             return
-        for part, future in futures.items():
+        for part, future in fetch.futures.items():
             content = data[part[1] - first : part[2] - first]
-            self._keep(part, content)
+            with self._lock:
+                self._pending.pop(part, None)
+                self._cache.put(part, content)
             future.set_result(content)
 
-    def _keep(self, part: Range, data: bytes) -> None:
-        with self._lock:
-            self._pending.pop(part, None)
-            self._cache.put(part, data)
+    def _read(self, name: RemoteObject, start: int, stop: int) -> bytes:
+        """Return a range of an object; with a new client if the credentials of the first one are not accepted."""
+        client = self._open(name.bucket)
+        try:
+            return client.read(name.key, start, stop, name.version).data
+        except (CredentialsExpired, BucketRefused):
+            return self._open(name.bucket, client).read(name.key, start, stop, name.version).data
 
-    def _open(self, name: RemoteObject) -> BucketClient:
+    def _open(self, bucket: str, refused: BucketClient | None = None) -> BucketClient:
+        """Return the client of a bucket, another one than `refused`."""
         with self._opening:
-            if name.bucket not in self._clients:
-                self._clients[name.bucket] = BucketClient(BucketAddress(name.bucket))
-            return self._clients[name.bucket]
+            if self._clients.get(bucket) is refused:
+                self._clients[bucket] = BucketClient(BucketAddress(bucket))
+            return self._clients[bucket]
 
 
 def _list_blocks(name: RemoteObject, start: int, stop: int) -> list[Range]:
@@ -263,7 +269,8 @@ class _Server:
     def listen(self) -> None:
         """Make the socket."""
         self._path.unlink(missing_ok=True)
-        self._listener.bind(shorten(self._path))
+        with short_path(self._path) as path:
+            self._listener.bind(path)
         self._listener.listen(1024)
         self._listener.settimeout(1.0)
 
@@ -273,6 +280,9 @@ class _Server:
             try:
                 connection, _ = self._listener.accept()
             except TimeoutError:
+                continue
+            except OSError:  # too many open files
+                time.sleep(0.1)
                 continue
             connection.settimeout(None)
             with self._state:
@@ -308,7 +318,7 @@ class _Server:
     def _answer(self, connection: socket.socket, request: RangeRequest) -> None:
         starts, stops = np.frombuffer(request.starts, np.int64), np.frombuffer(request.stops, np.int64)
         if not request.wait:
-            self._fetcher.read_ahead(request.object, starts, stops)
+            self._fetcher.read_ahead(request.object, starts, stops, max(1, self._connections))
             return
         try:
             data = self._fetcher.read(request.object, starts, stops)
@@ -318,12 +328,17 @@ class _Server:
             send_message(connection, Answer(bytes=len(data)), data)
 
 
-def shorten(path: Path) -> str:
-    """Return a path of a socket that has less than the 108 bytes that the system allows."""
+@contextmanager
+def short_path(path: Path) -> Iterator[str]:
+    """Yield a path of a socket that has less than the 108 bytes that the system allows."""
     if len(os.fsencode(path)) < 100:
-        return str(path)
-    handle = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)  # stays open: the path is that of this handle
-    return f"/proc/self/fd/{handle}/{path.name}"
+        yield str(path)
+        return
+    handle = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{handle}/{path.name}"
+    finally:
+        os.close(handle)
 
 
 def main() -> None:
@@ -332,6 +347,7 @@ def main() -> None:
     if os.fork():  # the process that starts this one waits only for its first line
         os._exit(0)
     ignore_stop_signals()
+    raise_file_limit(MAX_FILES)
     lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     server = _Server(Fetcher(RangeCache(path.parent, find_cache_size(path.parent))), path, lock)
     server.listen()

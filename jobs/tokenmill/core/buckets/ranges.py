@@ -37,9 +37,9 @@ from tokenmill.core.buckets.fetcher import (
     receive,
     receive_content,
     send_message,
-    shorten,
+    short_path,
 )
-from tokenmill.core.buckets.range_cache import SIZE_VARIABLE
+from tokenmill.core.buckets.range_cache import SIZE_VARIABLE, find_cache_size
 from tokenmill.core.machine import this_process
 from tokenmill.errors import RequestError
 
@@ -62,7 +62,8 @@ def read_ranges(root: Path, name: RemoteObject, starts: Positions, stops: Positi
     """
     request = RangeRequest(name, starts.tobytes(), stops.tobytes(), wait=True)
     for _ in range(_ATTEMPTS):
-        with _connect(root) as connection:
+        with _forgetting_broken(root):
+            connection = _find_connection(root)
             send_message(connection, request)
             answer = msgspec.msgpack.decode(receive_content(connection), type=Answer)
             if answer.error:
@@ -75,48 +76,66 @@ def read_ranges(root: Path, name: RemoteObject, starts: Positions, stops: Positi
 
 def read_ahead(root: Path, name: RemoteObject, starts: Positions, stops: Positions) -> None:
     """Begin to fetch ranges that this process reads soon, in their order."""
-    with _connect(root) as connection:
-        send_message(connection, RangeRequest(name, starts.tobytes(), stops.tobytes(), wait=False))
+    with _forgetting_broken(root):
+        send_message(_find_connection(root), RangeRequest(name, starts.tobytes(), stops.tobytes(), wait=False))
+
+
+def _list_connections() -> dict[Path, socket.socket]:
+    """Return the connections of this thread; a fork shares those of its parent, and makes its own."""
+    state = vars(_connections)
+    if state.get("process") != this_process():
+        state.update(process=this_process(), open={})
+    connections: dict[Path, socket.socket] = state["open"]
+    return connections
+
+
+def _find_connection(root: Path) -> socket.socket:
+    connections = _list_connections()
+    if root not in connections:
+        connections[root] = _open_connection(root)
+    return connections[root]
 
 
 @contextmanager
-def _connect(root: Path) -> Iterator[socket.socket]:
-    """Yield this thread's connection; if the other end ends in the block, forget it, and suppress the error."""
-    state = vars(_connections)
-    if state.get("process") != this_process():  # a fork shares the connections of its parent
-        state.update(process=this_process(), open={})
-    connection = state["open"].get(root)
+def _forgetting_broken(root: Path) -> Iterator[None]:
+    """Close the connection after an error inside a message; suppress that of a process that ended."""
     try:
-        if connection is None:
-            connection = state["open"][root] = _open_connection(root)
-        yield connection
-    except (EOFError, ConnectionError):
+        yield
+    except BucketError:
+        raise
+    except BaseException as error:
+        connection = _list_connections().pop(root, None)
         if connection is not None:
             connection.close()
-        state["open"].pop(root, None)
-    except BaseException as error:
-        if not isinstance(error, BucketError) and connection is not None:  # stopped inside a message
-            connection.close()
-            state["open"].pop(root, None)
-        raise
+        if not isinstance(error, EOFError | ConnectionError):
+            raise
 
 
 def _open_connection(root: Path) -> socket.socket:
     path = root / f"fetch-{_hash_environment()}"
     with suppress(OSError):
         return _try_to_connect(path)
-    with path.with_suffix(".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with suppress(OSError):  # another process has started it
-            return _try_to_connect(path)
-        _start(path)
-    return _try_to_connect(path)
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with path.with_suffix(".lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with suppress(OSError):  # another process has started it
+                return _try_to_connect(path)
+            _start(path)
+        return _try_to_connect(path)
+    except FileNotFoundError as error:  # it has ended since
+        raise ConnectionResetError(str(error)) from error
+    except OSError as error:
+        if isinstance(error, ConnectionError):
+            raise
+        raise BucketError(f"the process that reads buckets cannot be reached: {error}") from error
 
 
 def _try_to_connect(path: Path) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
     try:
-        connection.connect(shorten(path))
+        with short_path(path) as address:
+            connection.connect(address)
     except OSError:
         connection.close()
         raise
@@ -124,9 +143,10 @@ def _try_to_connect(path: Path) -> socket.socket:
 
 
 def _start(path: Path) -> None:
-    """Start the process, and wait until it accepts connections."""
+    """Start the process, and wait until it accepts connections (RequestError: the size of the cache is invalid)."""
+    find_cache_size(path.parent)
     with subprocess.Popen(
-        [sys.executable, "-m", "tokenmill.core.buckets.fetcher", str(path)],
+        [sys.executable, "-P", "-m", "tokenmill.core.buckets.fetcher", str(path)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

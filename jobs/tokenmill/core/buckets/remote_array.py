@@ -8,8 +8,10 @@ import numpy.typing as npt
 
 from tokenmill.core.buckets.explain import explain_requests
 from tokenmill.core.buckets.fetcher import RemoteObject
-from tokenmill.core.buckets.mirror import find_root
+from tokenmill.core.buckets.mirror import find_root, show_addresses
+from tokenmill.core.buckets.range_cache import find_cache_size
 from tokenmill.core.buckets.ranges import read_ahead, read_ranges
+from tokenmill.errors import TransientError
 
 Array = npt.NDArray[Any]
 
@@ -27,6 +29,11 @@ class RemoteArray:
         self.dtype = np.dtype(dtype)
         self.itemsize = self.dtype.itemsize
         self.size, self.bytes = name.size // self.itemsize, name.size
+
+    @property
+    def cache_bytes(self) -> int:
+        """The size of the cache of the process that reads this object (RequestError)."""
+        return find_cache_size(find_root(self._path))
 
     def view(self, kind: object) -> "RemoteArray":
         """Return the same object with another dtype; any other class of arrays is this one."""
@@ -52,8 +59,12 @@ class RemoteArray:
             BucketUnavailable: the store refuses the credentials.
         """
         kept = stops > starts
-        with explain_requests(self._path):
-            data = read_ranges(find_root(self._path), self._name, *self._scale(starts[kept], stops[kept]))
+        try:
+            with explain_requests(self._path):
+                data = read_ranges(find_root(self._path), self._name, *self._scale(starts[kept], stops[kept]))
+        except FileNotFoundError as error:
+            name = show_addresses(str(self._path))
+            raise TransientError(f"{name} was deleted while it was read; run the same command again") from error
         return data.view(self.dtype)
 
     def read_ahead(self, starts: Array, stops: Array) -> None:

@@ -348,10 +348,16 @@ class BucketTree(Tree):
 
     def copy_out(self, path: TreePath, check: Callable[[Iterator[memoryview]], Iterator[memoryview]]) -> None:
         """Copy an object to the path that stands for it; `check` passes its blocks on, or raises an error."""
-        with self._requests(path):
+        self._local.make_directory(f"{LOCAL_PREFIX}versions")
+        with (
+            self._requests(path),
+            self._lock(f"{LOCAL_PREFIX}versions/{xxhash.xxh3_64_hexdigest(self._key(path).encode())}"),
+        ):
             entry = self._find(path)
             if entry is None:
                 raise ObjectMissing("there is no such object")
+            if self.is_copied(path):  # by another process of this machine
+                return
             remove_abandoned(self._local, "/".join(self._parts(path)[:-1]))
             self._local.unlink(self._version_file(path))
             self._local.write_atomic(path, check(self._client.stream(entry)))

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.core.buckets.mirror import show_addresses
 from tokenmill.core.buckets.tree import is_file
 from tokenmill.core.files.codec import content_id, read_json, readable_json
 from tokenmill.core.files.publish import write_atomic
@@ -254,7 +255,7 @@ def identify_phases(prepared: PreparedPhases, seq_length: int, seed: int) -> Dat
     return DataIdentity(
         kind="phases",
         sources=tuple(
-            SourceIdentity(pair.prefix, content_id([place, pair.content, pair.samples]), pair.weight)
+            SourceIdentity(show_addresses(pair.prefix), content_id([place, pair.content, pair.samples]), pair.weight)
             for place, phase in enumerate(prepared.phases)
             for pair in phase.pairs
         ),

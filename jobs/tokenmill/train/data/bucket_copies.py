@@ -5,10 +5,12 @@ by the same path, whether it reads ranges of the object or the copy. The copy of
 """
 
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +18,7 @@ import xxhash
 
 from tokenmill.core.buckets.mirror import find_address, find_root, show_addresses
 from tokenmill.core.buckets.tree import open_bucket
+from tokenmill.core.files.explain import is_full
 from tokenmill.core.printing import format_bytes
 from tokenmill.datasets.weighted import Pair
 from tokenmill.errors import InputError, MachineError, RequestError
@@ -43,6 +46,20 @@ class _CopyStopped(Exception):
 def list_remote(pairs: Sequence[Pair]) -> list[Pair]:
     """Return the pairs in buckets, each once."""
     return list({pair.prefix: pair for pair in pairs if find_address(Path(pair.prefix))}.values())
+
+
+@contextmanager
+def explain_full_scratch() -> Iterator[None]:
+    """Raise MachineError if the disk of the copies is full: a retry on this machine cannot help."""
+    try:
+        yield
+    except OSError as error:
+        if not is_full(error) or not find_address(Path(str(error.filename))):
+            raise
+        raise MachineError(
+            f"no space left for {show_addresses(str(error.filename))} in {tempfile.gettempdir()}; set TMPDIR to a "
+            "larger disk (in the chart: scratch.sizeLimit)"
+        ) from error
 
 
 def check_own_reader(settings: s.Settings, pairs: Sequence[Pair]) -> list[str]:

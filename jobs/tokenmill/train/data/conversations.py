@@ -17,6 +17,7 @@ import msgspec
 from tokenmill.core.files.codec import content_id
 from tokenmill.core.files.mounts import directory_cache_seconds, retry_while_stale
 from tokenmill.core.files.named_file import open_file
+from tokenmill.core.files.user_path import local_path
 from tokenmill.core.typed_json import decode_json
 from tokenmill.datasets.split import SPLITS, DatasetLabels, parse_split, split_ranges
 from tokenmill.datasets.training_data import TrainingData
@@ -153,7 +154,7 @@ def _load_tokenizer(directory: Path) -> "Tokenizer":
 
 def _open(label: str, name: str, root: Path | None, length: int) -> WeightedDataset:
     """Open an output of transform by its directory, or one of its files by its path."""
-    path = ((root or Path()) / name).absolute()
+    path = ((root or Path()) / local_path(name, label)).absolute()
     try:
         check_exists(path)
         single = path.is_file()

@@ -23,7 +23,7 @@ from tokenmill.core.files.mounts import directory_cache_seconds
 from tokenmill.engine.exporter import MetricsExporter, MetricsTarget
 from tokenmill.engine.notify.announcer import Announcer, NotifyTarget
 from tokenmill.errors import MachineError, RequestError, Stopped, Superseded, TokenmillError
-from tokenmill.train.data.bucket_copies import copy_pairs
+from tokenmill.train.data.bucket_copies import copy_pairs, explain_full_scratch
 from tokenmill.train.data.index import build_index, remove_truncated_files
 from tokenmill.train.data.resolve import resolve
 from tokenmill.train.identity import check_identity
@@ -102,12 +102,14 @@ def train(path: Path, target: MetricsTarget, notify: NotifyTarget) -> None:
         try:
             with _convert_errors(signals), tempfile.TemporaryDirectory(prefix="tokenmill-train-") as scratch:
                 _wait_for_release(path)
-                end.run = collector.run = run = prepare(path, scratch=Path(scratch))
+                with explain_full_scratch():
+                    end.run = collector.run = run = prepare(path, scratch=Path(scratch))
                 for line in run.messages:
                     log(line)
                 if run.node_problems and not run.saved_iteration():
                     raise RequestError(describe_problems(run.node_problems))
-                copy_pairs(run.pairs, log)
+                with explain_full_scratch():
+                    copy_pairs(run.pairs, log)
                 with explain_os_errors(run.checkpoints), _explain_full_volume(run):
                     (_run_leader if run.node.is_leader else _run_follower)(run, signals, collector, end)
         except BaseException as problem:

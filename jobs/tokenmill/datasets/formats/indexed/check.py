@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xxhash
 
-from tokenmill.core.buckets.tree import is_file
+from tokenmill.core.buckets.mirror import find_address
+from tokenmill.core.buckets.tree import is_file, open_tree
 from tokenmill.core.files.named_file import open_file
 from tokenmill.datasets.formats.base import REMAKE, Problem
 from tokenmill.datasets.formats.indexed.reader import (
@@ -271,6 +272,6 @@ def _locate(index: Index, position: int) -> tuple[int, int]:
 
 
 def _read_blocks(path: Path) -> Iterator[bytes]:
-    with open_file(path) as file:
+    with open_tree(path.parent).open(path) if find_address(path) else open_file(path) as file:
         while block := file.read(BLOCK):
             yield block
