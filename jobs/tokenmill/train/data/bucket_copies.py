@@ -101,7 +101,7 @@ def copy_pairs(pairs: Sequence[Pair], log: Callable[[str], None]) -> None:
     started, stop, progress = time.monotonic(), threading.Event(), _Progress()
     executor = ThreadPoolExecutor(FILES_AT_ONCE)
     try:
-        files = [file for found in executor.map(_find_missing, remote) for file in found]
+        files = [file for files in executor.map(_find_missing, remote) for file in files]
         if not files:
             return
         total, place = sum(file.size for file in files), find_root(files[0].path)
