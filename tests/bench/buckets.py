@@ -8,9 +8,12 @@ import hashlib
 import json
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,10 +39,13 @@ def read(source: str, batches: str, step: str) -> dict[str, float | str]:
     samples.batch(range(BATCH))
     first = begun = time.perf_counter()
     digest = hashlib.sha256()
-    for number in range(1, int(batches)):
-        batch = samples.batch(np.arange(number * BATCH, (number + 1) * BATCH))
-        digest.update(batch.tokens[:, ::64].tobytes())
-        time.sleep(float(step))
+    steps = iter(range(1, int(batches)))
+    with ThreadPoolExecutor(1) as reader:  # two batches ahead, as tokenmill.loaders.torch reads
+        pending = deque(reader.submit(read_batch, samples, number) for number in islice(steps, 2))
+        while pending:
+            digest.update(pending.popleft().result()[:, ::64].tobytes())
+            pending.extend(reader.submit(read_batch, samples, number) for number in islice(steps, 1))
+            time.sleep(float(step))
     seconds = time.perf_counter() - begun
     return {
         "open_seconds": opened - started,
@@ -47,6 +53,11 @@ def read(source: str, batches: str, step: str) -> dict[str, float | str]:
         "seconds": seconds,
         "hash": digest.hexdigest(),
     }
+
+
+def read_batch(samples: Any, number: int) -> Any:
+    """Return the tokens of a batch."""
+    return samples.batch(np.arange(number * BATCH, (number + 1) * BATCH)).tokens
 
 
 def section(s: "Setting") -> "Section":
