@@ -32,7 +32,7 @@ LOCAL_PREFIX = ".local."
 """The same, of objects that processes read by their paths."""
 _COPIES = re.compile(rf"/(?:{re.escape(COPIES_PREFIX)}[^/\s]+\.tmp|{re.escape(LOCAL_PREFIX)}[0-9a-f]{{32}})(?=/|$|\W)")
 _MARK = re.compile(rf"/{_DIRECTORY}\d+/({'|'.join(EXTRAS)})/(?=[^/])")
-_OTHER_ROOT = re.compile(rf"[^\s'\":;,=()]*/{_DIRECTORY}\d+/({'|'.join(EXTRAS)})/(?=[^/\s])")
+_OTHER_ROOT = re.compile(rf"(?<![^\s'\";,=()])[^\s'\":;,=()]*/{_DIRECTORY}\d+/({'|'.join(EXTRAS)})/(?=[^/\s])")
 """The beginning of such a path of another process, or relative to another directory."""
 _roots: set[str] = set()
 """The roots of such directories that this process has seen, each with a slash at its end."""
