@@ -414,13 +414,20 @@ def test_lines_after_an_unfinished_progress_bar_count() -> None:
     assert monitor.saving
 
 
+OTHER = ("    will not load any checkpoints\n", "WARNING: no file x\n    will not load any checkpoints\n")
+"""The texts of another rank, also of two lines, that began with no space."""
+
+
 @pytest.mark.parametrize("rank", [None, 1])
+@pytest.mark.parametrize("other", OTHER)
 @pytest.mark.parametrize(
     ("message", "transient"), [(": wrong", False), (": Connection closed by peer", True), ("", True)]
 )
-def test_text_of_another_rank_after_the_name_of_an_exception(rank: int | None, message: str, transient: bool) -> None:
+def test_text_of_another_rank_after_the_name_of_an_exception(
+    rank: int | None, other: str, message: str, transient: bool
+) -> None:
     """Python writes the name and the message of an exception one after the other."""
-    lost = [LEFT + "RuntimeError    will not load any checkpoints\n", f"{message}\n", LEFT + CLOSED]
+    lost = [LEFT + f"RuntimeError{other}", f"{message}\n", LEFT + CLOSED]
     texts = lost if rank is None else [prefix_lines(rank, text) for text in lost[:2]] + [lost[2]]
     monitor = read(*texts)
     assert monitor.is_transient is transient

@@ -55,7 +55,7 @@ _REPORT_ENTRY = re.compile(r"\s*(rank|exitcode)\s+: (-?\d+) ")
 _EXCEPTION_LINE = re.compile(
     r"((?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*|\w*(?:Error|Exception|Interrupt|Exit|Iteration|Group))(: |:?$)"
 )
-_CUT_EXCEPTION_LINE = re.compile(r"((?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception))\s")
+_CUT_EXCEPTION_LINE = re.compile(r"((?:[A-Za-z_]\w*\.)*\w*?(?:Error|Exception))[\sA-Z]")
 """The name of an exception after which another rank's text continues the line; its message starts another line."""
 _PEER_FAILURE = re.compile(
     r"[Cc]onnection (was |likely |is )*(closed|reset|refused|timed out|aborted)|Broken pipe|Dist(Network|Store|Backend)"
