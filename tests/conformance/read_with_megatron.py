@@ -1,7 +1,8 @@
 """Open pairs with Megatron-LM's own reader; test_megatron_reader.py runs this in its own environment.
 
 Reads a request from standard input and writes the response to a file, because Megatron-LM prints too; both are JSON:
-{"prefixes": [...], "cases": [...], "response": file} -> {"sequences": ..., "samples": ...}.
+{"prefixes": [...], "cases": [...], "merged": prefix, "response": file} -> {"sequences": ..., "samples": ...}. The pairs
+are also merged, as Megatron-LM's tools/merge_datasets.py does it.
 """
 
 import hashlib
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
-from megatron.core.datasets.indexed_dataset import IndexedDataset
+from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 
 
 class Tokenizer:
@@ -60,12 +61,21 @@ def samples(case):
     }
 
 
+def merge(prefixes, merged):
+    """Write pairs as one."""
+    builder = IndexedDatasetBuilder(f"{merged}.bin", dtype=IndexedDataset(prefixes[0]).index.dtype)
+    for prefix in prefixes:
+        builder.add_index(prefix)
+    builder.finalize(f"{merged}.idx")
+
+
 def main():
     request = json.load(sys.stdin)
     response = {
         "sequences": {prefix: sequences(prefix) for prefix in request["prefixes"]},
         "samples": [samples(case) for case in request["cases"]],
     }
+    merge(request["prefixes"], request["merged"])
     Path(request["response"]).write_text(json.dumps(response))
 
 

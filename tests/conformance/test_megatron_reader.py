@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from support.commandline import tokenmill
 from tokenmill.datasets.formats.indexed.reader import IndexedReader
 
 HERE = Path(__file__).parent
@@ -54,6 +55,7 @@ def response(prefixes: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
             }
             for case in CASES
         ],
+        "merged": str(directory / "merged"),
         "response": str(directory / "response.json"),
     }
     result = subprocess.run(
@@ -65,7 +67,8 @@ def response(prefixes: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    return json.loads((directory / "response.json").read_text())
+    response: dict[str, Any] = json.loads((directory / "response.json").read_text())
+    return response | {"merged": directory / "merged"}
 
 
 @pytest.mark.every_change
@@ -87,3 +90,14 @@ def test_indexed_dataset_returns_the_same_sequences(
 def test_gpt_dataset_returns_the_same_samples(number: int, response: dict[str, Any]) -> None:
     case, samples = CASES[number], response["samples"][number]
     assert samples == {key: case[key] for key in ("length", "samples", "first")}
+
+
+@pytest.mark.every_change
+def test_join_writes_the_bytes_of_merge_datasets(
+    prefixes: dict[str, Path], response: dict[str, Any], tmp_path: Path
+) -> None:
+    ended = tokenmill("join", next(iter(prefixes.values())).parent, tmp_path / "joined", "--target-files", 1)
+    assert ended.code == 0, ended.err
+    for suffix in ("bin", "idx"):
+        (path,) = (tmp_path / "joined").glob(f"*.{suffix}")
+        assert path.read_bytes() == Path(f"{response['merged']}.{suffix}").read_bytes()

@@ -30,6 +30,7 @@ COMMANDS = (
     "transform",
     "preprocess",
     "adopt",
+    "join",
     "forget",
     "verify",
     "sft",

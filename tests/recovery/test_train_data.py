@@ -164,3 +164,15 @@ def test_too_many_epochs_are_refused(job: Callable[..., Job], other: Path) -> No
     assert code == 2 and max_epochs == 1
     run.settings["training"]["maxEpochs"] = max_epochs
     assert run.once()[0] == 0
+
+
+def test_the_limit_of_open_files_is_raised_or_named(job: Callable[..., Job]) -> None:
+    run = job(training__iterations=5)
+    run.forge = None
+    run.shell = "ulimit -n 300"
+    code, log = run.once()
+    assert code == 2, log
+    assert "but a process may open 300 here; raise the limit (ulimit -n) to 1,0" in log and "run tokenmill join" in log
+    run.shell = "ulimit -Sn 256"
+    code, log = run.once()
+    assert code == 0, log

@@ -25,6 +25,7 @@ GROUPS = {
         "transform": "Change each record with a function; write shards.",
         "preprocess": "Tokenize text into .bin/.idx, as Megatron-LM does.",
         "adopt": "Record another tool's pairs as output of preprocess.",
+        "join": "Write the pairs of a dataset as fewer, larger ones.",
         "forget": "Leave documents out of a dataset.",
         "verify": "Check outputs, and compare them with their hashes.",
     },

@@ -94,8 +94,8 @@ def build_pair_source(pairs: Sequence[Pair], weights: Sequence[float] | None, re
     """
     if len(pairs) > MAX_PAIRS:
         raise RequestError(
-            f"the source has {len(pairs):,} pairs, but Megatron-LM accepts at most {MAX_PAIRS:,}; run tokenmill "
-            "preprocess with --target-files to write fewer, larger pairs"
+            f"the source has {len(pairs):,} pairs, but Megatron-LM accepts at most {MAX_PAIRS:,}; run tokenmill join, "
+            "which writes fewer, larger pairs"
         )
     if not request.blended or (len(pairs) == 1 and weights is None):
         return PairSource([_build_part(pairs[0], request.samples, request)])

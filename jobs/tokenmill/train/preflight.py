@@ -14,7 +14,9 @@ from socket import gethostname
 
 from tokenmill.checkpoints.convert.initial_weights import find_problems as find_initial_weight_problems
 from tokenmill.checkpoints.repair import TRACKER, measure_aside
+from tokenmill.core.machine import raise_file_limit
 from tokenmill.core.printing import format_bytes, format_memory
+from tokenmill.datasets.split import SPLITS
 from tokenmill.datasets.training_data import TrainingData
 from tokenmill.errors import RequestError
 from tokenmill.fit.layout import Layout, find_argument_errors, find_runtime_errors
@@ -37,6 +39,12 @@ SFT_PACKAGES = ("datasets", "transformers")
 
 NVIDIA_SMI_TIMEOUT_SECONDS = 60.0
 """Timeout for nvidia-smi, and for a start of Python; nvidia-smi is slow where no process keeps the driver loaded."""
+
+
+OTHER_FILES, USUAL_FILES, OTHER_MAPS = 256, 1_000, 10_000
+"""Open files and maps of a rank that are not those of its data: at least, usually, and the maps of its libraries."""
+MAX_MAPS = Path("/proc/sys/vm/max_map_count")
+"""The number of maps that a process may have."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,7 @@ def check_run(settings: Settings, data: TrainingData, *, machine: bool) -> Prefl
     if machine:
         node_problems = _check_gpus(settings, layout)
         problems += _check_programs(settings)
+        problems += _check_open_files(settings, data)
         disk_problems, warnings = _check_disk(settings, layout)
         problems += disk_problems
         messages += warnings
@@ -81,6 +90,35 @@ def check_run(settings: Settings, data: TrainingData, *, machine: bool) -> Prefl
 def describe_problems(problems: list[str]) -> str:
     """Return the error message of a run that cannot start."""
     return "this run cannot start; correct the following:\n" + "\n".join(f"  - {problem}" for problem in problems)
+
+
+def _check_open_files(settings: Settings, data: TrainingData) -> list[str]:
+    """Return the limits of this machine that the files of the pairs exceed, after raising that of open files.
+
+    Each rank of Megatron-LM maps the two files of each pair, and three of its index for each part; each map keeps its
+    file open (megatron/core/datasets/indexed_dataset.py, gpt_dataset.py).
+    """
+    if settings.trainer.framework != MEGATRON_LM or settings.sft:
+        return []
+    pairs, parts = len(data.pairs), sum(data.has_split(name) for name in SPLITS)
+    files = pairs * (2 + 3 * parts)
+    remedy, problems = "or run tokenmill join, which writes fewer, larger pairs", []
+    limit = raise_file_limit(files + USUAL_FILES)  # the ranks inherit it
+    if limit < files + OTHER_FILES:
+        problems.append(
+            f"each rank opens {files:,} files of {pairs:,} pairs, but a process may open {limit:,} here; raise the "
+            f"limit (ulimit -n) to {files + USUAL_FILES:,}, {remedy}"
+        )
+    try:
+        maps = int(MAX_MAPS.read_text())
+    except (OSError, ValueError):
+        return problems
+    if maps < files + OTHER_MAPS:
+        problems.append(
+            f"each rank maps {files:,} files of {pairs:,} pairs, but a process may have {maps:,} maps here; set "
+            f"vm.max_map_count of the node to {files + OTHER_MAPS:,}, {remedy}"
+        )
+    return problems
 
 
 def _check_programs(settings: Settings) -> list[str]:

@@ -246,8 +246,8 @@ def _split_remedy(split: str, counts: Sequence[int], labels: DatasetLabels) -> s
             share if fraction else "0" for share, fraction in zip(candidate.split(","), fractions, strict=True)
         )
         if all(bounds is None or bounds[0] < bounds[1] for count in counts for bounds in split_ranges(shares, count)):
-            return f"use {shares}, or write fewer, larger pairs (tokenmill preprocess --target-files)"
+            return f"use {shares}, or write fewer, larger pairs (tokenmill join)"
     return (
-        "write fewer, larger pairs (tokenmill preprocess --target-files), or specify held-out pairs in "
+        "write fewer, larger pairs (tokenmill join), or specify held-out pairs in "
         f"{labels.part('validation')}, or set {labels.split} to 1,0,0 and training.evalIterations to 0"
     )

@@ -74,7 +74,7 @@ def _check_split_samples(
                 f"Megatron-LM would draw {drawn[i]:,} {name} samples from {weighted[i][1].prefix}, of which it "
                 f"builds {samples:,}: it requests {requested:,} samples from {len(weighted)} pairs, and rounds each "
                 f"share up, to {draws.size:,} in total; set dataset.split to give {name} a larger share, or write "
-                "fewer, larger pairs (tokenmill preprocess --target-files)"
+                "fewer, larger pairs (tokenmill join)"
             )
 
 

@@ -122,7 +122,7 @@ def _build(order: IndexOrder) -> dict[str, object]:
     except IndexError as error:
         return {
             "refused": f"Megatron-LM cannot draw the requested samples from the blend ({error}), because it rounds the "
-            "smallest shares up to one sample each: write fewer, larger pairs (tokenmill preprocess --target-files), "
+            "smallest shares up to one sample each: write fewer, larger pairs (tokenmill join), "
             "or raise training.evalIterations, or --mid-level-dataset-surplus in extraArgs"
         }
     names = ("train", "validation", "test")

@@ -181,7 +181,7 @@ def _reserve_files(path: Path, file: IO[bytes]) -> None:
     if handle + MIN_FREE_FILES > limit:
         raise RequestError(
             f"cannot open {path}: each pair needs two open files, and this process may have {limit:,}; raise the limit "
-            "(ulimit -n), or write fewer, larger pairs with tokenmill preprocess --target-files"
+            "(ulimit -n), or run tokenmill join, which writes fewer, larger pairs"
         )
 
 
