@@ -47,6 +47,7 @@ def join(
         tokenmill join out/preprocessed joined --target-size 20GiB --by-source
     """
     from tokenmill.cli.stage_result import run_and_report
+    from tokenmill.datasets.dataset import find_dataset
     from tokenmill.engine.options import parse_size_limit
     from tokenmill.stages.join import Join
 
@@ -55,7 +56,7 @@ def join(
     except ValueError as error:
         raise o.usage_error("--target-size", str(error)) from error
     stage = Join(
-        input=input,
+        dataset=find_dataset(input),
         output=output,
         target_files=target_files,
         target_bytes=None if target_files else size,

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-import msgspec
 import numpy as np
 import xxhash
-from msgspec import UNSET
 
 from tokenmill.core.files.hashing import hash_file
 from tokenmill.core.files.named_file import open_file
@@ -24,11 +22,10 @@ from tokenmill.datasets.formats.indexed.reader import IndexedReader
 from tokenmill.engine.contract import EmptyPair, FileEntry, InputFile, InputRange, Upstream
 from tokenmill.engine.lineage import narrow
 from tokenmill.engine.planning import Request
-from tokenmill.engine.record import Counts, Plan, StageRecord, Unit
+from tokenmill.engine.record import Counts, Plan, Unit
 from tokenmill.engine.stage import Stage, StageRun
 from tokenmill.engine.workspace import Workspace
-from tokenmill.stages.forget_entries import PairGroup, list_groups
-from tokenmill.tokenize.encoder_store import Encoders
+from tokenmill.stages.rewriting import PairGroup, list_groups, plan_rewrite
 
 CHUNK = 256
 """Documents that are in memory together."""
@@ -58,17 +55,8 @@ class Rewrite(Stage):
 
         def make_plan() -> Plan:
             files = {entry.path: entry for entry in dataset.manifest.files}
-            Encoders(StageRecord(self.output, self.kind)).copy_from(Encoders(dataset.record), dataset.plan)
-            return Plan(
-                self.kind.name,
-                request,
-                [_plan_unit(group, files) for group in list_groups(dataset)],
-                basis=dataset.plan.basis,
-                details=dataset.plan.details,
-                source=msgspec.structs.replace(dataset.manifest.source, adopted=UNSET),
-                upstream=upstream,
-                require="tokens",
-            )
+            units = [_plan_unit(group, files) for group in list_groups(dataset)]
+            return plan_rewrite(dataset, self.output, request, units)
 
         return Request(request, make_plan, dataset.record.output)
 

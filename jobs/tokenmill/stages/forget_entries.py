@@ -16,10 +16,9 @@ from tokenmill.core.files.user_path import read_named_file
 from tokenmill.core.typed_json import decode_json
 from tokenmill.datasets.dataset import Dataset
 from tokenmill.datasets.formats.indexed.reader import IndexedReader, map_pair
-from tokenmill.engine.contract import FileEntry
 from tokenmill.engine.lineage import find_ordinals
-from tokenmill.engine.record import Unit
 from tokenmill.errors import RequestError
+from tokenmill.stages.rewriting import PairGroup, list_groups
 from tokenmill.tokenize.encoder_store import Encoders
 from tokenmill.tokenize.tokenizer import load_backend
 
@@ -56,13 +55,6 @@ class ForgottenDocuments(NamedTuple):
     pairs: dict[str, list[int]]
     records: int
     missing: list[NamedDocument]
-
-
-class PairGroup(NamedTuple):
-    """A unit of a dataset and its pairs with tokens: the pairs of several keys have the same documents."""
-
-    unit: Unit
-    pairs: list[FileEntry]
 
 
 class _Hit(NamedTuple):
@@ -133,15 +125,6 @@ def _parse_json(place: str, line: str) -> NamedDocument:
     if entry.sha256 is None or not _LINE.fullmatch(f"sha256:{entry.sha256}"):
         raise RequestError(f"{place} has no name of a document; write {FIELDS}")
     return NamedDocument("text", f"sha256:{entry.sha256}")
-
-
-def list_groups(dataset: Dataset) -> list[PairGroup]:
-    """Return the pairs of a dataset by the units that made them."""
-    entries = {entry.path: entry for entry in dataset.pairs}
-    groups = [
-        PairGroup(unit, [entries[path] for path in unit.outputs if path in entries]) for unit in dataset.plan.units
-    ]
-    return [group for group in groups if group.pairs]
 
 
 def find_documents(dataset: Dataset, names: Sequence[NamedDocument]) -> ForgottenDocuments:

@@ -11,15 +11,13 @@ from itertools import groupby, pairwise
 from pathlib import Path, PurePosixPath
 from typing import ClassVar
 
-import msgspec
 import numpy as np
 import xxhash
-from msgspec import UNSET
 
 from tokenmill.core.files.hashing import hash_file
 from tokenmill.core.files.named_file import open_file
 from tokenmill.datasets.contract import PREPROCESS, PairSpec
-from tokenmill.datasets.dataset import Dataset, find_dataset
+from tokenmill.datasets.dataset import Dataset
 from tokenmill.datasets.formats.base import Destination
 from tokenmill.datasets.formats.indexed import SUFFIXES, PairWriter, start_pair
 from tokenmill.datasets.formats.indexed.reader import open_index
@@ -28,12 +26,11 @@ from tokenmill.engine.lineage import narrow
 from tokenmill.engine.output_names import check_label
 from tokenmill.engine.partition import split_by_weight
 from tokenmill.engine.planning import Request
-from tokenmill.engine.record import Counts, Plan, StageRecord, Unit
+from tokenmill.engine.record import Counts, Plan, Unit
 from tokenmill.engine.stage import Stage, StageRun
 from tokenmill.engine.workspace import Workspace
 from tokenmill.errors import RequestError
-from tokenmill.stages.forget_entries import PairGroup, list_groups
-from tokenmill.tokenize.encoder_store import Encoders
+from tokenmill.stages.rewriting import PairGroup, list_groups, plan_rewrite
 
 CHUNK_BYTES = 8 << 20
 """Bytes of documents that are copied together; a longer document is copied alone."""
@@ -41,13 +38,13 @@ CHUNK_BYTES = 8 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Join(Stage):
-    """The stage that joins the pairs of `input`, an output of preprocess or adopt.
+    """The stage that joins the pairs of `dataset`, an output of preprocess or adopt.
 
     It writes `target_files` pairs for each key, or, without that, pairs of about `target_bytes`. With `by_source`, no
     pair has the documents of two sources: directories of the files with their texts.
     """
 
-    input: Path
+    dataset: Dataset
     output: Path
     target_files: int | None = None
     target_bytes: int | None = None
@@ -62,10 +59,10 @@ class Join(Stage):
         """Plan one unit for each output; copy the dataset's tokenizer.
 
         Raises:
-            RequestError: the dataset is not finished, or has fewer pairs than are requested.
+            RequestError: the dataset has fewer pairs than are requested.
         """
         check_label(self.name)
-        dataset = find_dataset(self.input)
+        dataset = self.dataset
         output, source = self.output.absolute(), dataset.record.output.absolute()
         if output.is_relative_to(source) or source.is_relative_to(output):
             raise RequestError(f"{self.output} and the dataset contain each other; choose another output directory")
@@ -80,22 +77,12 @@ class Join(Stage):
         }
 
         def make_plan() -> Plan:
-            units = self._plan_units(dataset)
-            Encoders(StageRecord(self.output, self.kind)).copy_from(Encoders(dataset.record), dataset.plan)
-            return Plan(
-                self.kind.name,
-                request,
-                units,
-                basis=dataset.plan.basis,
-                details=dataset.plan.details,
-                source=msgspec.structs.replace(dataset.manifest.source, adopted=UNSET),
-                upstream=upstream,
-                require="tokens",
-            )
+            return plan_rewrite(dataset, self.output, request, self._plan_units())
 
         return Request(request, make_plan, dataset.record.output)
 
-    def _plan_units(self, dataset: Dataset) -> list[Unit]:
+    def _plan_units(self) -> list[Unit]:
+        dataset = self.dataset
         files = {entry.path: entry for entry in dataset.manifest.files}
         parts = [part for named in self._partition(list_groups(dataset)) for part in named]
         units = []
@@ -126,7 +113,8 @@ class Join(Stage):
             sizes = [sum(pair.bytes for pair in group.pairs) for group in chosen]
             count = self.target_files or max(1, min(len(chosen), round(sum(sizes) / (self.target_bytes or 1))))
             if count > len(chosen):
-                place = f"{self.input}, from {directory}" if self.by_source else self.input
+                source = self.dataset.record.output
+                place = f"{source}, from {directory}" if self.by_source else source
                 raise RequestError(
                     f"--target-files {count} is more than the {len(chosen)} pairs of {place}; choose {len(chosen)} or "
                     "fewer"
@@ -136,10 +124,9 @@ class Join(Stage):
     def do(self, unit: Unit, workspace: Workspace, shared: None) -> Counts:
         """Copy the documents of a unit's pairs, key by key."""
         spec = unit.spec(PairSpec)
-        dataset = find_dataset(self.input)
-        paths = {file.path for file in spec.inputs}
-        groups = [group for group in list_groups(dataset) if f"{group.pairs[0].prefix}.bin" in paths]
+        dataset = self.dataset
         files = {file.path: file for file in spec.inputs}
+        groups = [group for group in list_groups(dataset) if f"{group.pairs[0].prefix}.bin" in files]
         documents = sum(group.pairs[0].documents for group in groups)
         counts = {"in": documents, "out": documents, "tokens": 0, "sequences": 0}
         for number, key in enumerate(dataset.basis.keys):
