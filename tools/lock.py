@@ -75,8 +75,8 @@ def main() -> None:
     lock("runtime", ["pyproject.toml"], "\n".join(BUILD))
     agreeing = ["--constraint", str(LOCKS / "runtime.txt")]
     images = ["--constraint", str(LOCKS / "jobs.txt")]
-    buckets = ("s3", "gs", "az")
-    for name, extras, others in (("jobs", buckets, []), ("training", ("training", *buckets), images)):
+    shared = ("blend", "s3", "gs", "az")
+    for name, extras, others in (("jobs", shared, []), ("training", ("training", *shared), images)):
         words = [word for extra in extras for word in ("--extra", extra)]
         lock(name, ["pyproject.toml"], "\n".join(BUILD), *words, *agreeing, *others)
     lock("dev", [], "", "--group", "dev", *agreeing, *images)

@@ -11,6 +11,8 @@
     epochs          the number of epochs and samples
     pair_order      the permutations of one pair
     order_store     keeps large orders in files
+    draw_loop       computes draws of a blend, compiled if numba is installed
+    draw_counts     stores the counts from which draws continue
     draws           the draws of a blend
     pair_samples    locates and reads the samples of one pair
     sample_sources  the sources of samples: pairs, random tokens
