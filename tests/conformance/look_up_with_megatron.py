@@ -1,19 +1,21 @@
 """Build the datasets of a run as Megatron-LM does at its start; test_sample_index.py runs this in its own environment.
 
-Reads a request from standard input and writes the response to a file, both JSON:
-{"arguments": command line, "script": pretrain_gpt.py or null, "response": file} -> for each split null, or the number
-of samples and hashes of the tokens of a few. With a script, its own provider of datasets and Megatron-LM's own parser
-are used. Without a script, as with megatron-core alone, `build_with_core` repeats their results for these arguments.
+Reads a request from standard input and writes the response to a file, both JSON: {"arguments": command line,
+"iteration": the last one before the start, "script": pretrain_gpt.py or null, "response": file} -> for each split null,
+or the number of samples and hashes of the tokens of a few. With a script, its own provider of datasets and
+Megatron-LM's own parser are used. Without a script, as with megatron-core alone, `build_with_core` repeats their
+results for these arguments.
 """
 
 import hashlib
 import json
 import sys
 from argparse import Namespace
+from itertools import pairwise
 from pathlib import Path
 
 
-def build_with_script(arguments, script):
+def build_with_script(arguments, script, iteration):
     """Perform the steps of pretrain() up to the datasets."""
     sys.path.insert(0, str(Path(script).parent))
     sys.argv = [script, *arguments]
@@ -24,13 +26,15 @@ def build_with_script(arguments, script):
 
     args = parse_args()
     # Derived by validate_args, which as a whole needs GPUs.
-    args.data_parallel_size = 1
+    args.data_parallel_size, args.iteration = 1, iteration
+    if args.train_samples:
+        args.train_iters = args.train_samples // args.global_batch_size
     args.eval_global_batch_size = args.global_batch_size
     set_args(args)
     return pretrain_gpt.train_valid_test_datasets_provider(get_train_valid_test_num_samples())
 
 
-def build_with_core(arguments):
+def build_with_core(arguments, iteration):
     """Build the same datasets with megatron-core, which needs a rank; the arguments are those of the test."""
     import torch
     from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
@@ -59,6 +63,7 @@ def build_with_core(arguments):
     defaults = dict.fromkeys((*unset, "tokenizer_special_tokens")) | dict.fromkeys((*off, "pad_vocab_size"), False)
     selected = {"tokenizer_type": value("--tokenizer-type"), "tokenizer_model": value("--tokenizer-model")}
     tokenizer = build_tokenizer(Namespace(**defaults, **dict.fromkeys(on, True), **selected))
+    sequences = next((word.partition("=")[2] for word in arguments if word.startswith("--per-dataset-seq")), None)
     config = GPTDatasetConfig(
         random_seed=int(value("--seed")),
         sequence_length=int(value("--seq-length")),
@@ -68,24 +73,35 @@ def build_with_core(arguments):
         reset_attention_mask=False,
         eod_mask_loss=False,
         create_attention_mask=False,
+        mid_level_dataset_surplus=float(value("--mid-level-dataset-surplus", 0.005)),
+        fast_cache_load="--dataloader-fast-cache-load" in arguments,
+        defer_npy_index_mmap="--dataloader-defer-npy-index-mmap" in arguments,
+        sequences_per_dataset=json.loads(Path(sequences).read_text()) if sequences else None,
         **blend,
     )
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    iterations, batch = int(value("--train-iters")), int(value("--global-batch-size"))
+    iterations, batch = int(value("--train-iters", 0)), int(value("--global-batch-size"))
+    train = iterations * batch
+    if value("--train-samples"):
+        iterations = int(value("--train-samples")) // batch
+        ends = [0, *map(int, value("--phase-transition-iterations").split(",")), iterations]
+        train = batch * next(end - begin for begin, end in pairwise(ends) if begin <= iteration < end)
     evaluation = int(value("--eval-iters")) * batch
-    sizes = [iterations * batch, (iterations // int(value("--eval-interval")) + 1) * evaluation, evaluation]
+    sizes = [train, (iterations // int(value("--eval-interval")) + 1) * evaluation, evaluation]
     return BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()
 
 
 def main():
     request = json.load(sys.stdin)
-    arguments, script = request["arguments"], request["script"]
-    parts = build_with_script(arguments, script) if script else build_with_core(arguments)
+    arguments, script, iteration = request["arguments"], request["script"], request["iteration"]
+    parts = build_with_script(arguments, script, iteration) if script else build_with_core(arguments, iteration)
     response = [
         part
         and {
             "samples": len(part),
-            "first": [hashlib.sha256(part[i]["tokens"].numpy().tobytes()).hexdigest() for i in range(3)],
+            "first": [
+                hashlib.sha256(part[i]["tokens"].numpy().tobytes()).hexdigest() for i in range(min(3, len(part)))
+            ],
         }
         for part in parts
     ]

@@ -176,3 +176,41 @@ def test_the_limit_of_open_files_is_raised_or_named(job: Callable[..., Job]) -> 
     run.shell = "ulimit -Sn 256"
     code, log = run.once()
     assert code == 0, log
+
+
+# -- the sample index that was built before
+
+
+def test_an_index_with_which_a_start_fails_is_not_used_again(job: Callable[..., Job], forge: Forge) -> None:
+    run = job()
+    arguments, _ = run.prepare()
+    built = forge.run([arguments[0], "--build-index", *arguments[1:]])
+    assert built.exit == 0 and "sample index built" in built.output
+    again = forge.run([arguments[0], "--build-index", *arguments[1:]])
+    assert again.exit == 0 and "the sample index exists" in again.output
+    (record,) = (run.checkpoints / ".tokenmill" / "index").rglob("built-*.json")
+    flags = ["--dataloader-defer-npy-index-mmap"]  # as with the Megatron-LM of another version
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"flags": flags}))
+    run.fault("exit-3-at-start")
+    code, log = run.once()
+    assert code == 143 and "sample index: finished" in log
+    assert "the next start does not trust the index of --build-index" in log
+    code, log = run.once()
+    assert code == 0 and "sample index: rank 0 builds what is missing in" in log and "datasets of earlier starts" in log
+
+
+def test_an_index_without_a_file_is_not_used(job: Callable[..., Job], forge: Forge) -> None:
+    run = job()
+    arguments, _ = run.prepare()
+    assert forge.run([arguments[0], "--build-index", *arguments[1:]]).exit == 0
+    index = run.checkpoints / ".tokenmill" / "index"
+    sizes = {path: path.stat().st_size for path in index.rglob("*.npy")}
+    lost = sorted(sizes)[0]
+    lost.unlink()
+    code, log = run.once()
+    assert code == 0 and "sample index: rank 0 builds what is missing in" in log
+    # another build writes only what is missing
+    times = {path: path.stat().st_mtime_ns for path in sizes if path != lost}
+    assert "sample index built" in forge.run([arguments[0], "--build-index", *arguments[1:]]).output
+    assert {path: path.stat().st_size for path in index.rglob("*.npy")} == sizes
+    assert sum(path.stat().st_mtime_ns == time for path, time in times.items()) >= len(times) - 2

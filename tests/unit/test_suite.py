@@ -49,7 +49,8 @@ UNTYPED = {
     "profiles before they are checked": "submit/profile",
     "values of the charts": "submit/values",
     "Megatron-LM's and PyTorch's objects": (
-        "checkpoints/metadata train/diagnose/flight_records checkpoints/convert/metadata"
+        "train/data/index train/data/tokenizer_child checkpoints/metadata "
+        "train/diagnose/flight_records checkpoints/convert/metadata"
     ),
     "configuration files of Hugging Face's models": (
         "checkpoints/convert/huggingface checkpoints/convert/importer checkpoints/convert/exporter "

@@ -28,10 +28,11 @@ from tokenmill.models.model import Model
 from tokenmill.train.data import blend
 from tokenmill.train.data.blend import collect_datasets
 from tokenmill.train.data.flags import cache_path, render_blend, write_data_arguments
-from tokenmill.train.data.index import build_index, remove_truncated_files
+from tokenmill.train.data.index import IndexCache, build_index, remove_truncated_files
 from tokenmill.train.data.resolve import resolve as resolve_data
 from tokenmill.train.data.summary import summarize
 from tokenmill.train.preflight import check_run
+from tokenmill.train.runtime.prepare import find_index_cache, list_starts
 from tokenmill.train.settings import (
     Blend,
     BlendPart,
@@ -436,19 +437,19 @@ def test_a_split_is_complete_and_disjoint(shares: list[int], sequences: int) -> 
 def test_an_index_that_cannot_be_built(large: Path, tmp_path: Path) -> None:
     run_settings = settings(large, checkpoint__path=str(tmp_path))
     corpus = resolve_data(run_settings)
-    for python, kind, message in (
-        (sys.executable, RequestError, "run the command in the training image"),
-        ("echo it went wrong; exit 3", TokenmillError, "exit code 3; see its output:\nit went wrong"),
-        ("kill -9 $$", MachineError, "ran out of memory"),
+    for python, extra, kind, message in (
+        (["/nowhere/python"], "", RequestError, "there is no /nowhere/python"),
+        ([sys.executable], "--tokenizer-metadata=x.json", RequestError, "run the command in the training image"),
+        ([sys.executable], "--full-validation", RequestError, "run with --full-validation"),
+        (["/bin/sh", "-c", "echo it went wrong; exit 3"], "", TokenmillError, "code 3; see its output:\nit went wrong"),
+        (["/bin/sh", "-c", "kill -9 $$"], "", MachineError, "ran out of memory"),
     ):
-        command = [python] if python == sys.executable else ["/bin/sh", "-c", python]
+        own = msgspec.structs.replace(run_settings, extra_args=[extra] if extra else [])
+        cache, start = find_index_cache(corpus, own), list_starts(own, corpus, None, tmp_path)
         with pytest.raises(kind) as caught:
-            build_index(run_settings, corpus, python=command)
+            build_index(start, cache, script="/nowhere/pretrain_gpt.py", python=python)
         assert type(caught.value) is kind and message in str(caught.value)
-    full_validation = msgspec.structs.replace(run_settings, extra_args=["--full-validation"])
-    with pytest.raises(RequestError, match="--full-validation"):
-        build_index(full_validation, corpus)
-    assert not list(cache_path(corpus, run_settings).iterdir())
+        assert not cache.path.exists() or not list(cache.path.iterdir())
 
 
 def test_truncated_indexes_are_removed(tmp_path: Path) -> None:
@@ -456,12 +457,13 @@ def test_truncated_indexes_are_removed(tmp_path: Path) -> None:
     content = (tmp_path / "whole.npy").read_bytes()
     for name, length in (("half", 4000), ("header", 100), ("started", 5), ("none", 0)):
         (tmp_path / f"{name}.npy").write_bytes(content[:length])
-    assert remove_truncated_files(tmp_path, shared=True) == []  # another process may be writing these files
+    own, shared = (IndexCache(tmp_path, shared=shared) for shared in (False, True))
+    assert remove_truncated_files(shared) == []  # another process may be writing these files
     os.utime(tmp_path / "half.npy", (0, 0))
-    assert [path.stem for path in remove_truncated_files(tmp_path, shared=True)] == ["half"]
-    assert [path.stem for path in remove_truncated_files(tmp_path, shared=False)] == ["header", "none", "started"]
+    assert [path.stem for path in remove_truncated_files(shared)] == ["half"]
+    assert [path.stem for path in remove_truncated_files(own)] == ["header", "none", "started"]
     assert (tmp_path / "whole.npy").read_bytes() == content
-    assert remove_truncated_files(tmp_path / "nothing", shared=False) == []
+    assert remove_truncated_files(IndexCache(tmp_path / "nothing", shared=False)) == []
 
 
 # -- tokenmill blend

@@ -92,8 +92,8 @@ Refuse values that contradict each other. Input: $. Output: nothing, or fails.
 {{- end }}
 {{- end }}
 {{- if $training.phases }}
-{{- if or .Values.dataset.blend .Values.dataset.buildIndex.enabled .Values.sft.enabled }}
-{{- fail "\ntraining.phases names the datasets of each phase, and contradicts dataset.blend, dataset.buildIndex.enabled and sft.enabled.\nRemove them." }}
+{{- if or .Values.dataset.blend .Values.sft.enabled }}
+{{- fail "\ntraining.phases names the datasets of each phase, and contradicts dataset.blend and sft.enabled.\nRemove them." }}
 {{- end }}
 {{- if kindIs "string" $training.phases }}
 {{- include "tokenmill.validatePath" (dict "key" "training.phases" "path" $training.phases "mount" $storage.mountPath) -}}

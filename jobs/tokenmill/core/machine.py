@@ -4,12 +4,14 @@ Leases and temporary file names contain the identity, so that other processes on
 """
 
 import hashlib
+import multiprocessing
 import os
 import re
 import secrets
 import signal
 import socket
 import sys
+import threading
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +27,18 @@ def ignore_stop_signals() -> None:
     """Ignore the stop signals in this process, whose parent receives them too."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+
+
+def exit_with_parent() -> None:
+    """End this process of multiprocessing when its parent ends, also when a signal kills the parent."""
+    parent = multiprocessing.parent_process()
+
+    def wait() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 @cache

@@ -5,7 +5,6 @@ a `engine.workspace.Workspace`.
 """
 
 import contextlib
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 
 from tokenmill.core import redaction
 from tokenmill.core.files.explain import explain_os_errors
-from tokenmill.core.machine import STOP_SIGNALS, ignore_stop_signals
+from tokenmill.core.machine import STOP_SIGNALS, exit_with_parent, ignore_stop_signals
 from tokenmill.engine import faults
 from tokenmill.engine.attempt import LeftoverAttempt
 from tokenmill.engine.record import Counts, Plan, Unit
@@ -189,19 +188,10 @@ def _start_child(prepared: PreparedStage, plan: Plan, stop_flag: Any, slots: Any
     The child receives each unit from its parent. If each child read the plan of 100,000 units, the processes of a node
     with 64 CPUs would read 3 GB.
     """
-    import multiprocessing
-
     ignore_stop_signals()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     redaction.install()
-    parent = multiprocessing.parent_process()
-
-    def exit_with_parent() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=exit_with_parent, daemon=True).start()
+    exit_with_parent()
     global _child  # noqa: PLW0603 - multiprocessing keeps no other state of a child
     _child = _ChildState(prepared, plan, lambda: bool(stop_flag.value), slots, fault_slots)
 

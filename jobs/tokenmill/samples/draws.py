@@ -9,7 +9,7 @@ cache, so that a run that resumes late, or another process, computes less than a
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,14 +52,15 @@ def normalize(weights: Sequence[float]) -> list[float]:
     return normalized
 
 
-class BlendPlan(NamedTuple):
-    """The samples that a blend with weights requests from each dataset, and the draws from them."""
+class BlendSizes(NamedTuple):
+    """The sizes of a blend with weights: the samples requested from each dataset, its share, and all draws."""
 
     requested: list[int]
-    draws: "Draws"
+    shares: list[float]
+    size: int
 
 
-def plan_blend(weights: Sequence[float], samples: int, surplus: float, directory: Path | None = None) -> BlendPlan:
+def size_blend(weights: Sequence[float], samples: int, surplus: float) -> BlendSizes:
     """Return what Megatron-LM builds for `samples` of a blend: shares rounded up, and `surplus` more of each.
 
     The arithmetic is that of `_get_size_per_split_per_dataset` (megatron/core/datasets/
@@ -68,7 +69,20 @@ def plan_blend(weights: Sequence[float], samples: int, surplus: float, directory
     shares = normalize(weights)
     targets = [math.ceil(samples * share) for share in shares]
     requested = [math.ceil(target * (1 + surplus)) for target in targets]
-    return BlendPlan(requested, Draws(normalize(shares), sum(targets), directory=directory))
+    return BlendSizes(requested, normalize(shares), sum(targets))
+
+
+class BlendPlan(NamedTuple):
+    """The samples that a blend with weights requests from each dataset, and the draws from them."""
+
+    requested: list[int]
+    draws: "Draws"
+
+
+def plan_blend(weights: Sequence[float], samples: int, surplus: float, directory: Path | None = None) -> BlendPlan:
+    """Return the samples that a blend requests, and its draws."""
+    sizes = size_blend(weights, samples, surplus)
+    return BlendPlan(sizes.requested, Draws(sizes.shares, sizes.size, directory=directory))
 
 
 class Draws:
@@ -156,6 +170,12 @@ class Draws:
         datasets = block.datasets[: number - last * BLOCK]
         return self._groups.count_members(before) + np.bincount(datasets, minlength=len(self.shares))
 
+    def iterate(self) -> Iterator[tuple[int, Draw]]:
+        """Yield all draws in parts: the number of the first draw, and the draws."""
+        drawn = np.zeros(len(self._groups.shares), np.int64)
+        for place in range(0, -(-self.size // BLOCK), STRIDE):
+            yield place * BLOCK, self._draw(place, place + STRIDE, drawn)
+
     def __reduce__(self) -> tuple[object, ...]:
         """Compute the draws again in another process, instead of copying them there."""
         return Draws, (self.shares, self.size, self._sizes, self._store.directory if self._store else None)
@@ -196,12 +216,17 @@ class Draws:
             place = stop
 
     def _compute(self, place: int, stop: int, drawn: Array) -> Draw:
+        """Compute blocks, add their draws to those of each group, and store these at each stride."""
+        block = self._draw(place, stop, drawn)
+        if self._store is not None and stop % STRIDE == 0:
+            self._store.save(stop // STRIDE, drawn)
+        self._known = stop, drawn.copy()
+        return block
+
+    def _draw(self, place: int, stop: int, drawn: Array) -> Draw:
         """Compute blocks, and add their draws to those of each group."""
         first = place * BLOCK
         number = min(stop * BLOCK, self.size) - first
         block = Draw(np.empty(number, np.int16), np.empty(number, np.int64))
         draw(self._groups, drawn, first, *block, compiled=self._store is not None)
-        if self._store is not None and stop % STRIDE == 0:
-            self._store.save(stop // STRIDE, drawn)
-        self._known = stop, drawn.copy()
         return block

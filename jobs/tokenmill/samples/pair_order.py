@@ -9,7 +9,7 @@ a binary search finds the sequence of any position. `order_store` keeps large or
 """
 
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,6 +68,16 @@ def build_order(
 ) -> PairOrder:
     """Return the order of the sequences `first` to `end` of a pair, whose lengths in tokens are `lengths`."""
     random = np.random.RandomState(seed)
+    sequences = shuffle_sequences(first, end, epochs, random, allocate)
+    ends = allocate("ends", len(sequences), np.int64)
+    for start, block in iterate_ends(lengths, sequences):
+        ends[start : start + len(block)] = block
+        release(ends)
+    return PairOrder(sequences, ends, shuffle_samples(epochs, random, allocate))
+
+
+def shuffle_sequences(first: int, end: int, epochs: Epochs, random: np.random.RandomState, allocate: Allocate) -> Array:
+    """Return the sequences of a PairOrder, the first array for which random numbers are drawn."""
     count = end - first
     sequences = allocate("sequences", epochs.number * count, np.int32)
     for start, stop in _ranges(epochs):
@@ -75,22 +85,29 @@ def build_order(
         for epoch in part.reshape(stop - start, count):
             _fill(epoch, first)
         random.shuffle(part)
-    ends = allocate("ends", epochs.number * count, np.int64)
+    return sequences
+
+
+def iterate_ends(lengths: Array, sequences: Array) -> Iterator[tuple[int, Array]]:
+    """Yield the ends of a PairOrder in blocks: the number of the first sequence, and the ends (int64)."""
     total = 0
-    for start in range(0, len(ends), BLOCK):
-        block = ends[start : start + BLOCK]
-        np.cumsum(lengths[sequences[start : start + BLOCK]], dtype=np.int64, out=block)
+    for start in range(0, len(sequences), BLOCK):
+        block = np.cumsum(lengths[sequences[start : start + BLOCK]], dtype=np.int64)
         block += total
         total = int(block[-1])
-        release(ends)
+        yield start, block
         if start % RELEASED == 0:
             release(lengths)
+
+
+def shuffle_samples(epochs: Epochs, random: np.random.RandomState, allocate: Allocate) -> Array:
+    """Return the samples of a PairOrder, the second array for which random numbers are drawn."""
     samples = allocate("samples", epochs.samples, np.uint32 if epochs.samples < MAX_UINT32 - 1 else np.int64)
     _fill(samples, 0)
     random.shuffle(samples[: epochs.shuffled_first])
     if epochs.separate:
         random.shuffle(samples[epochs.shuffled_first :])
-    return PairOrder(sequences, ends, samples)
+    return samples
 
 
 def _fill(array: Array, first: int) -> None:

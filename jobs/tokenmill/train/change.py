@@ -24,7 +24,7 @@ from tokenmill.samples.draws import plan_blend
 from tokenmill.samples.epochs import count_epochs
 from tokenmill.samples.phases.plan_file import BlendEntry, Cut, PhaseEntry, PhaseShare
 from tokenmill.train import settings as s
-from tokenmill.train.data.index_child import parse_data_arguments
+from tokenmill.train.data.data_arguments import parse_data_arguments
 from tokenmill.train.data.phases import DIRECTORY, RunPhases
 from tokenmill.train.identity import (
     SURPLUS_FLAG,

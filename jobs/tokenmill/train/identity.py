@@ -25,7 +25,7 @@ from tokenmill.core.files.tree import Tree
 from tokenmill.core.typed_json import convert_json
 from tokenmill.errors import RequestError
 from tokenmill.samples.identity import DataIdentity
-from tokenmill.train.data.index_child import parse_data_arguments
+from tokenmill.train.data.data_arguments import parse_data_arguments
 
 if TYPE_CHECKING:
     from tokenmill.datasets.training_data import TrainingData

@@ -39,6 +39,9 @@ def test_the_index_that_was_built_is_used(undisturbed: UndisturbedRun, megatron:
     assert "sample index built" in undisturbed.index_message
     assert any(name.endswith("-GPTDataset-train-shuffle_index.npy") for name in undisturbed.index)
     assert undisturbed.job.index_files() == undisturbed.index
+    log = undisturbed.job.log()
+    assert "sample index: finished" in log and "Build and save the GPTDataset" not in log
+    assert "with --dataloader-defer-npy-index-mmap, --per-dataset-sequences-path" in log
 
 
 def test_samples_are_those_of_tokenmill_data(undisturbed: UndisturbedRun, dataset: Path) -> None:

@@ -65,7 +65,10 @@ def expected(run: MegatronJob) -> Any:
 @pytest.mark.every_change
 def test_the_samples_of_each_phase_are_those_of_the_plan(phased: Callable[..., MegatronJob], tmp_path: Path) -> None:
     run = phased(training__evalIterations=1, training__evalInterval=6)
+    assert "sample index built" in run.build_index()
+    index = run.index_files()
     log = run.complete()
+    assert run.index_files() == index and "with --dataloader-defer-npy-index-mmap, --dataloader-fast-cache-load" in log
     assert log.count("a phase ended") == 2 and "validation loss at iteration 24" in log
     assert set(run.losses) == set(range(1, ITERATIONS + 1))
     assert run.digests() == expected(run)

@@ -6,9 +6,11 @@
     prompts        the formats of a fine-tuning run's conversations
     conversations  opens the datasets of a fine-tuning run, and checks their first rows
     blend_samples  checks that Megatron-LM can draw the run's samples from a blend
+    data_arguments  Megatron-LM's arguments for datasets, and the samples that it requests
     resolve        checks that a blend meets the requirements of the run
     flags          writes the datasets in Megatron-LM's form: flags, blend file, directory of the sample index
-    summary        describes the datasets in log lines
-    index          builds the sample index on a CPU before the GPUs start
-    index_child    the subprocess of index: runs under Megatron-LM's Python, with the standard library only
+    index_plan     the files of the sample index, and what is in them
+    index          builds the sample index on CPUs before the GPUs start, and finds it at a start
+    tokenizer_child  the subprocess of index: runs under Megatron-LM's Python, with the standard library only
+    summary        describes the datasets and the index in log lines
 """

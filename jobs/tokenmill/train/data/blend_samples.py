@@ -14,7 +14,7 @@ from tokenmill.datasets.training_data import TrainingData
 from tokenmill.datasets.weighted import Pair
 from tokenmill.errors import RequestError
 from tokenmill.samples.epochs import count_epochs
-from tokenmill.train.data.index_child import count_samples, parse_data_arguments
+from tokenmill.train.data.data_arguments import count_samples, parse_data_arguments
 from tokenmill.train.settings import Settings
 
 MAX_BLEND_SAMPLES = 200_000

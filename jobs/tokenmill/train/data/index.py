@@ -1,156 +1,219 @@
-"""Megatron-LM's sample index, built on a CPU before GPUs wait for it.
+"""Megatron-LM's sample index, written on CPUs before GPUs wait for it.
 
-`build_index` starts the subprocess `index_child` with a Python that has Megatron-LM, and passes the run's own command
-line to it. GPTDataset itself then writes the files that rank 0 would write while every GPU waits. Their names are those
-for which Megatron-LM searches: an MD5 hash of path, split, seed, sequence length, tokenizer and number of samples
-(megatron/core/datasets/megatron_dataset.py). Megatron-LM does not write the files atomically, and it uses an incomplete
-file without a check. tokenmill therefore lets the subprocess write to a staging directory, and moves the files. The
-description files (.txt) move last, because Megatron-LM reads an index only when its description exists.
+Without it rank 0 builds it at the start, while all other ranks wait. `index_plan` names the files; the arrays are those
+of tokenmill's own order (`samples.index_arrays`), so neither Megatron-LM nor torch writes them. What Megatron-LM calls
+the tokenizer is part of each name, and differs between its versions, so `tokenizer_child` asks the Megatron-LM of the
+run. Without one, the names are those of the pinned version.
+
+Megatron-LM uses an incomplete file without a check. The files of a dataset are therefore written to a staging
+directory, and moved when they are complete, the description (.txt) last: Megatron-LM reads an index only when its
+description exists. A build that was killed continues with the datasets that are left.
 """
 
 import argparse
 import json
+import multiprocessing
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
 
 from tokenmill.core.files.codec import content_id, read_json, readable_json
 from tokenmill.core.files.explain import explain_os_errors
 from tokenmill.core.files.lease import STALE_SECONDS, heartbeat, remove_abandoned
-from tokenmill.core.files.publish import fsync_directory, get_size, write_atomic
+from tokenmill.core.files.publish import fsync_directory, write_atomic
 from tokenmill.core.files.tree import Tree
-from tokenmill.core.machine import describe_memory, process_name
-from tokenmill.datasets.training_data import TrainingData
+from tokenmill.core.machine import available_cpus, describe_memory, exit_with_parent, process_name
+from tokenmill.core.typed_json import convert_json
+from tokenmill.datasets.formats.indexed.reader import open_index
 from tokenmill.errors import MachineError, RequestError, TokenmillError
-from tokenmill.train.arguments import megatron_arguments
-from tokenmill.train.data import index_child
-from tokenmill.train.data.flags import cache_path, write_data_arguments
-from tokenmill.train.settings import Settings
+from tokenmill.samples.draws import Draws
+from tokenmill.samples.epochs import Epochs, count_epochs
+from tokenmill.samples.index_arrays import write_blend_index, write_pair_index
+from tokenmill.train.data import tokenizer_child
+from tokenmill.train.data.data_arguments import (
+    EXISTING_INDEX_FLAGS,
+    SEQUENCES_FLAG,
+    count_samples,
+    parse_data_arguments,
+)
+from tokenmill.train.data.index_plan import (
+    DESCRIPTION,
+    SPLITS,
+    BlendIndex,
+    IndexFiles,
+    IndexPlan,
+    PairIndex,
+    plan_index,
+)
 
 UNSUPPORTED_FLAGS = (
-    "--train-samples",
     "--step-batch-size-schedule",
-    "--phase-transition-iterations",
-    "--skip-train",
+    "--rampup-batch-size",
     "--full-validation",
     "--multiple-validation-sets",
     "--mock-data",
-    "--fim-data",
     "--sft",
-    "--train-data-path",
-    "--valid-data-path",
-    "--test-data-path",
-    "--per-dataset-sequences-path",
-    "--dataloader-fast-cache-load",
-    "--dataloader-defer-npy-index-mmap",
     "--yaml-cfg",
 )
 """Flags that change the samples of a run in a way that this module does not reproduce."""
 
+MIN_SAMPLES = 1 << 22
+"""Samples of an index that several processes build."""
+
+PINNED_TOKENIZER = "megatron.core.tokenizers.text.text_tokenizer.MegatronTokenizerText"
+"""The class of a tokenizer in the Megatron-LM of the training image."""
+
+
+class Start(NamedTuple):
+    """A start of Megatron-LM: the arguments of its script, and the iteration after which it begins."""
+
+    arguments: Sequence[str]
+    iteration: int = 0
+
+
+class _TokenizerIdentity(msgspec.Struct, frozen=True):
+    """What Megatron-LM writes about a tokenizer; the rest is empty without the Megatron-LM of the run."""
+
+    identifiers: dict[str, Any]
+    token_bytes: int | None = None
+    """Bytes of an id, as it assumes for pairs whose `.idx` it does not read first."""
+    fields: tuple[str, ...] = ()
+    """The fields of its configuration for an existing index."""
+
+
+class _Built(msgspec.Struct, frozen=True):
+    """The record of a built index: sizes of its files, samples of each split, and flags with which a run uses it."""
+
+    files: dict[str, int]
+    samples: dict[str, int]
+    flags: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class IndexCache:
+    """The directory of a run's index; below the directory that the settings name, symbolic links are not followed."""
+
+    path: Path
+    shared: bool
+    """Whether the settings name it (dataset.cachePath), and other runs may write to it; else it is below the
+    checkpoints."""
+
+    @property
+    def tree(self) -> Tree:
+        """The tree of the directory that the settings name."""
+        return Tree(self.path.parent if self.shared else self.path.parents[2])
+
+    def count_datasets(self) -> int:
+        """Return the number of datasets that have an index, of this and of other starts."""
+        return sum(name.endswith(DESCRIPTION) for name in self.tree.names(self.path))
+
 
 def build_index(
-    settings: Settings, data: TrainingData, *, python: Sequence[str] = (sys.executable,), threads: int | None = None
+    starts: Sequence[Start],
+    cache: IndexCache,
+    *,
+    script: str,
+    python: Sequence[str] = (sys.executable,),
+    processes: int | None = None,
 ) -> str:
-    """Build the sample index of a run unless it exists, and return a log line about it.
+    """Build the sample index of the starts of a run unless it exists, and return a log line about it.
 
-    `python` is the command of an interpreter with torch, and with Megatron-LM unless that is next to the training
-    script. A killed build leaves only a staging directory, which a later build removes.
+    Args:
+        starts: the starts; a run with phases has one for each phase.
+        cache: the directory of the index.
+        script: the training script, next to which Megatron-LM may be.
+        python: the command of the Python of the run.
+        processes: the number of processes; None for the number of CPUs.
 
     Raises:
-        RequestError: Megatron-LM refuses the data, or a flag of the run is not supported.
-        MachineError: the subprocess was killed, probably because it ran out of memory.
-        TokenmillError: the subprocess failed for another reason.
+        RequestError: Megatron-LM would refuse the data, or a flag of the run is not supported.
+        MachineError: a process was killed, probably because it ran out of memory.
     """
-
-    cache = cache_path(data, settings)
-    with explain_os_errors(cache):
-        tree = _open_tree(cache, shared=settings.dataset.cache_path is not None)
-        tree.make_directory(cache)
-        remove_abandoned(tree, cache)
-        staging = _make_staging(cache)
+    for start in starts:
+        if flag := next(iter({word.partition("=")[0] for word in start.arguments} & {*UNSUPPORTED_FLAGS}), None):
+            raise RequestError(
+                f"cannot build the sample index in advance for a run with {flag} (extraArgs): start the run without "
+                "--build-index"
+            )
+    started, samples = time.monotonic(), dict[str, int]()
+    directory = cache.path
+    with explain_os_errors(directory):
+        cache.tree.make_directory(directory)
+        remove_abandoned(cache.tree, directory)
+        missing = [start for start in starts if _find_built(start.arguments, cache) is None]
+        if not missing:
+            return f"the sample index exists: {directory}"
+        staging = directory / f".index.{process_name()}.tmp"
+        staging.mkdir()
         try:
-            arguments = megatron_arguments(settings, write_data_arguments(data, settings, staging))
-            flag = next(
-                (
-                    argument.partition("=")[0]
-                    for argument in arguments
-                    if argument.partition("=")[0] in UNSUPPORTED_FLAGS
-                ),
-                None,
-            )
-            if flag:
-                raise RequestError(
-                    f"cannot build the sample index in advance for a run with {flag} (extraArgs): start the run "
-                    "without --build-index"
-                )
-            args = index_child.parse_data_arguments(arguments)
-            options = {name: value for name, value in vars(args).items() if not name.endswith("args_path")}
-            built = cache / f"built-{content_id({'lists': _read_blend_file(args), **options})}.json"
-            if _is_complete(built):
-                return f"the sample index exists: {cache}"
-            started = time.monotonic()
-            output = staging / "made"
-            order = index_child.IndexOrder(
-                words=arguments,
-                cache=str(output),
-                script=settings.trainer.script,
-                threads=threads or len(os.sched_getaffinity(0)),
-                outcome=str(staging / "outcome.json"),
-            )
-            (staging / "order.json").write_text(json.dumps(asdict(order)))
-            outcome = _run_child([*python, "-P", index_child.__file__, str(staging / "order.json")], staging)
-            files = sorted(output.iterdir(), key=lambda path: (path.suffix == ".txt", path.name))
-            sizes = {path.name: path.stat().st_size for path in files}
-            for path in files:
-                _fsync(path)
-            for path in files:
-                path.replace(cache / path.name)
-            fsync_directory(cache)
-            write_atomic(built, readable_json({"samples": outcome["samples"], "files": sizes}))
+            with heartbeat(lambda: os.utime(staging)):  # other builds see that this one is alive
+                for start in missing:
+                    args = parse_data_arguments(start.arguments)
+                    tokenizer = _identify_tokenizer(args, script, python, staging)
+                    plan = plan_index(args, count_samples(args, start.iteration), tokenizer.identifiers)
+                    counts = _write_all(plan, staging, directory, processes or available_cpus())
+                    flags = _choose_flags(args, plan, tokenizer, directory)
+                    files = {path: (directory / path).stat().st_size for path in _list_files(plan)}
+                    built = _Built(files, counts, flags)
+                    write_atomic(_record_path(args, directory), readable_json(msgspec.to_builtins(built)))
+                    samples = {split: samples.get(split, 0) + count for split, count in counts.items()}
         finally:
             shutil.rmtree(staging, ignore_errors=True)
-    samples = ", ".join(f"{count:,} {name}" for name, count in outcome["samples"].items())
-    return f"sample index built in {time.monotonic() - started:.0f} s: {samples} samples in {cache}"
+    numbers = ", ".join(f"{count:,} {name}" for name, count in samples.items())
+    return f"sample index built in {time.monotonic() - started:.0f} s: {numbers} samples in {directory}"
 
 
-def remove_truncated_files(cache: Path, *, shared: bool) -> list[Path]:
+def find_index_flags(arguments: Sequence[str], cache: IndexCache) -> list[str] | None:
+    """Return the flags with which a start uses an index that `build_index` has built; None without such an index."""
+    built = _find_built(arguments, cache)
+    if built is None:
+        return None
+    return list(built.flags)
+
+
+def forget_index(arguments: Sequence[str], cache: IndexCache) -> bool:
+    """Delete the record of an index with whose flags a start failed; return whether there was one.
+
+    The names of the files may be those of another version of Megatron-LM, which otherwise looks for its own.
+    """
+    if not find_index_flags(arguments, cache):
+        return False
+    cache.tree.unlink(_record_path(parse_data_arguments(arguments), cache.path))
+    return True
+
+
+def remove_truncated_files(cache: IndexCache) -> list[Path]:
     """Remove truncated index files, with which Megatron-LM would fail at every start, and return their paths.
 
-    Node 0 calls this function before the trainer starts. In a `shared` cache other runs may be writing, so files that
+    Node 0 calls this function before the trainer starts. In a shared cache other runs may be writing, so files that
     changed within the last STALE_SECONDS stay.
     """
-    tree = _open_tree(cache, shared=shared)
-    now = tree.server_time(cache) if shared else 0.0
+    tree = cache.tree
+    now = tree.server_time(cache.path) if cache.shared else 0.0
     removed = []
-    for path in (cache / name for name in tree.names(cache) if name.endswith(".npy")):
+    for path in (cache.path / name for name in tree.names(cache.path) if name.endswith(".npy")):
         status = tree.stat(path)
-        if status is None or _has_expected_size(tree, path) or (shared and now - status.st_mtime < STALE_SECONDS):
+        if status is None or _has_expected_size(tree, path) or (cache.shared and now - status.st_mtime < STALE_SECONDS):
             continue
         tree.unlink(path)
         removed.append(path)
     return removed
 
 
-def _open_tree(cache: Path, *, shared: bool) -> Tree:
-    """Return the tree of the directory that the settings name, the checkpoints or dataset.cachePath.
-
-    Below this directory, symbolic links are not followed.
-    """
-
-    return Tree(cache.parent if shared else cache.parents[2])
-
-
 def _has_expected_size(tree: Tree, path: Path) -> bool:
     """Return whether a .npy file has the size that its header specifies."""
-    import numpy as np
-
     try:
         with tree.open(path) as file:
             major, _ = np.lib.format.read_magic(file)
@@ -162,27 +225,192 @@ def _has_expected_size(tree: Tree, path: Path) -> bool:
         return False
 
 
-def _make_staging(cache: Path) -> Path:
-    """Create a directory for this build only; its name identifies this process."""
-    staging = cache / f".index.{process_name()}.tmp"
-    staging.mkdir()
-    return staging
+def _record_path(args: argparse.Namespace, cache: Path) -> Path:
+    """Return the path of the record of the index for some arguments and the content of their blend file."""
+    options = {name: value for name, value in vars(args).items() if not name.endswith("args_path")}
+    file = args.data_args_path or args.per_split_data_args_path
+    return cache / f"built-{content_id({'lists': Path(file).read_text() if file else None, **options})}.json"
 
 
-def _read_blend_file(args: argparse.Namespace) -> Any:
-    """Return the content of the file that lists the datasets; None without such a file."""
-    path = args.data_args_path or args.per_split_data_args_path
-    return Path(path).read_text() if path else None
+def _find_built(arguments: Sequence[str], cache: IndexCache) -> _Built | None:
+    """Return the record of a finished index whose files all have their recorded sizes."""
+    tree, directory = cache.tree, cache.path
+    value = read_json(_record_path(parse_data_arguments(arguments), directory), tree=tree)
+    try:
+        built = convert_json(value, _Built)
+    except msgspec.ValidationError:
+        return None
+    complete = all("/" not in name and tree.size(directory / name) == size for name, size in built.files.items())
+    return built if complete else None
 
 
-def _is_complete(built: Path) -> bool:
-    """Return whether the record of a finished index exists, and all files of the index have their recorded sizes."""
+def _list_files(plan: IndexPlan) -> Iterator[str]:
+    for files in plan.files:
+        yield files.description_file
+        yield from map(files.locate, files.names)
 
-    record = read_json(built)
-    files = record.get("files") if isinstance(record, dict) else None
-    return isinstance(files, dict) and all(
-        "/" not in name and get_size(built.parent / name) == size for name, size in files.items()
+
+def _identify_tokenizer(
+    args: argparse.Namespace, script: str, python: Sequence[str], staging: Path
+) -> _TokenizerIdentity:
+    """Return how the Megatron-LM of the run identifies the tokenizer.
+
+    Raises:
+        RequestError: there is no Megatron-LM, and the pinned version's name for the tokenizer is not known.
+        TokenmillError: Megatron-LM cannot load the tokenizer.
+    """
+    order, outcome, log = staging / "order.json", staging / "outcome.json", staging / "log"
+    options = {
+        name: value for name, value in vars(args).items() if not name.endswith("path") or name == "metadata_path"
+    }
+    order.write_text(json.dumps({"options": options, "script": script, "outcome": str(outcome)}))
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    command = [*python, "-P", tokenizer_child.__file__, str(order)]
+    if shutil.which(python[0]) is None:
+        raise RequestError(
+            f"there is no {python[0]}, the Python of trainer.launcher: run the command in the training image"
+        )
+    with log.open("wb") as output:
+        code = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environ, check=False
+        ).returncode
+    if code == -signal.SIGKILL:
+        raise _killed("loads the tokenizer")
+    answer = read_json(outcome) if code == 0 else None
+    if isinstance(answer, dict) and "tokenizer" in answer:
+        return _TokenizerIdentity(answer["tokenizer"], answer["token_bytes"], tuple(answer["fields"]))
+    if answer is None:
+        raise TokenmillError(
+            f"Megatron-LM cannot load the tokenizer, with exit code {code}; see its output:\n"
+            f"{log.read_text(errors='replace').strip()[-4000:]}"
+        )
+    if args.tokenizer_type != "HuggingFaceTokenizer" or args.metadata_path:
+        raise RequestError(
+            f"cannot name the files of the sample index, because {python[0]} cannot import Megatron-LM: run the "
+            "command in the training image"
+        )
+    values = {
+        "chat_template": args.chat_template,
+        "vocab_file": args.vocab_file,
+        "merges_file": args.merge_file,
+        "additional_special_tokens": args.special_tokens or [],
+        "use_fast": not args.tokenizer_hf_no_use_fast,
+        "trust_remote_code": args.trust_remote_code,
+        "include_special_tokens": not args.tokenizer_hf_no_include_special_tokens,
+        "use_gigatoken": args.use_gigatoken,
+    }
+    identifiers = {"class": PINNED_TOKENIZER, "tokenizer_path": args.tokenizer_model}
+    return _TokenizerIdentity({**identifiers, **{name: str(value) for name, value in values.items()}})
+
+
+def _choose_flags(
+    args: argparse.Namespace, plan: IndexPlan, tokenizer: _TokenizerIdentity, cache: Path
+) -> tuple[str, ...]:
+    """Return the flags with which Megatron-LM uses the index without a check, and write the file that one names."""
+    fast, defer = EXISTING_INDEX_FLAGS
+    flags = []
+    per_split = args.split is None or args.per_split_data_args_path
+    if "fast_cache_load" in tokenizer.fields and per_split:  # it refuses one list for all splits
+        flags.append(fast)
+    if "defer_npy_index_mmap" in tokenizer.fields and not args.fim_data:  # the FIM dataset reads them at once
+        flags.append(defer)
+    indexes = {pair.prefix: open_index(Path(f"{pair.prefix}.idx")) for pair in plan.pairs}
+    expected = {index.dtype.itemsize for index in indexes.values()} == {tokenizer.token_bytes}
+    if "sequences_per_dataset" in tokenizer.fields and expected:  # with it, no header of an .idx is read
+        counts = {prefix: [len(index.lengths), len(index.document_indices)] for prefix, index in indexes.items()}
+        path = cache / f"sequences-{content_id(counts)}.json"
+        write_atomic(path, readable_json(counts))
+        flags.append(f"{SEQUENCES_FLAG}={path}")
+    return tuple(flags)
+
+
+def _write_all(plan: IndexPlan, staging: Path, cache: Path, processes: int) -> dict[str, int]:
+    """Write the files that are missing; return the samples of each split."""
+    samples = sum(pair.samples for pair in plan.pairs)
+    processes = min(processes, len(plan.pairs)) if samples >= MIN_SAMPLES else 1
+    arguments = (plan.pairs, [staging] * len(plan.pairs), [cache] * len(plan.pairs))
+    if processes == 1:
+        return _write_blends(plan, staging, cache, map(_write_pair, *arguments))
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=exit_with_parent) as pool:
+        try:
+            chunks = max(1, len(plan.pairs) // (16 * processes))
+            return _write_blends(plan, staging, cache, pool.map(_write_pair, *arguments, chunksize=chunks))
+        except BrokenProcessPool:
+            raise _killed("builds the sample index") from None
+
+
+def _killed(work: str) -> MachineError:
+    return MachineError(
+        f"a process that {work} was killed, probably because it ran out of memory ({describe_memory()}): raise the "
+        "memory limit"
     )
+
+
+def _write_blends(plan: IndexPlan, staging: Path, cache: Path, built: Iterable[int]) -> dict[str, int]:
+    """Write the blends, for which the pairs need not be finished; return the samples of each split."""
+    counts = [_write_blend(blend, staging, cache) for blend in plan.blends]
+    sizes = dict(zip((pair.files.stem for pair in plan.pairs), built, strict=True))
+    samples = {SPLITS[pair.split]: sizes[pair.files.stem] for pair in plan.pairs}
+    for blend, drawn in zip(plan.blends, counts, strict=True):
+        samples[SPLITS[blend.split]] = blend.size
+        for pair, count in zip(blend.pairs, drawn, strict=True):
+            if count > sizes[pair.files.stem]:
+                raise RequestError(
+                    f"Megatron-LM cannot draw {count:,} {SPLITS[pair.split]} samples from {pair.prefix}, of which it "
+                    f"builds {sizes[pair.files.stem]:,}, because it rounds the smallest shares up to one sample each: "
+                    "write fewer, larger pairs (tokenmill join), or raise training.evalIterations, or "
+                    "--mid-level-dataset-surplus in extraArgs"
+                )
+    return samples
+
+
+def _write_blend(blend: BlendIndex, staging: Path, cache: Path) -> list[int]:
+    """Write the index of a blend; return the draws of each pair."""
+    if _are_complete(blend.files, cache):
+        datasets = np.load(cache / blend.files.locate("dataset_index"), mmap_mode="r")
+        return [int(count) for count in np.bincount(datasets, minlength=len(blend.pairs))]
+    counts = write_blend_index(Draws(blend.weights, blend.size), lambda name: staging / blend.files.locate(name))
+    _publish(blend.files, staging, cache)
+    return [int(count) for count in counts]
+
+
+def _write_pair(pair: PairIndex, staging: Path, cache: Path) -> int:
+    """Write the index of a pair; return the number of samples."""
+    lengths = open_index(Path(f"{pair.prefix}.idx")).lengths
+    first, end = (round(bound * float(len(lengths))) for bound in pair.bounds)
+    tokens = int(lengths[first:end].sum(dtype=np.int64))
+    if tokens <= 0:
+        raise RequestError(
+            f"{SPLITS[pair.split]} has no tokens in {pair.prefix}; set dataset.split to give it a larger share, or "
+            "write fewer, larger pairs (tokenmill join)"
+        )
+    epochs: Epochs = count_epochs(tokens, pair.samples, pair.seq_length)
+    if not _are_complete(pair.files, cache):
+        write_pair_index(
+            lengths, first, end, epochs, pair.seed, pair.seq_length, lambda name: staging / pair.files.locate(name)
+        )
+        _publish(pair.files, staging, cache)
+    return epochs.samples
+
+
+def _are_complete(files: IndexFiles, cache: Path) -> bool:
+    """Return whether a dataset is finished: a description may be that of a start of Megatron-LM that was killed."""
+    tree = Tree(cache)
+    return (cache / files.description_file).is_file() and all(
+        _has_expected_size(tree, cache / files.locate(name)) for name in files.names
+    )
+
+
+def _publish(files: IndexFiles, staging: Path, cache: Path) -> None:
+    """Move the files of a dataset into the cache, the description last."""
+    (staging / files.description_file).write_text(files.description)
+    names = [*map(files.locate, files.names), files.description_file]
+    for name in names:
+        _fsync(staging / name)
+    for name in names:
+        (staging / name).replace(cache / name)
+    fsync_directory(cache)
 
 
 def _fsync(path: Path) -> None:
@@ -191,29 +419,3 @@ def _fsync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _run_child(command: Sequence[str], staging: Path) -> Any:
-    """Run the build and return its outcome; a heartbeat on `staging` shows other builds that this one is alive."""
-
-    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
-    with (staging / "log").open("wb") as log:
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ)
-        try:
-            with heartbeat(lambda: os.utime(staging)):
-                code = child.wait()
-        finally:
-            child.kill()
-            child.wait()
-    outcome = read_json(staging / "outcome.json")
-    if code == 0 and isinstance(outcome, dict) and "samples" in outcome:
-        return outcome
-    if code == -signal.SIGKILL:
-        raise MachineError(
-            f"the process that builds the sample index was killed, probably because it ran out of memory "
-            f"({describe_memory()}): raise the memory limit, or use fewer threads"
-        )
-    if isinstance(outcome, dict) and "refused" in outcome:
-        raise RequestError(outcome["refused"])
-    output = (staging / "log").read_text(errors="replace").strip()
-    raise TokenmillError(f"building the sample index failed with exit code {code}; see its output:\n{output[-4000:]}")

@@ -6,6 +6,7 @@
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tokenmill.checkpoints import repair as checkpoints
 from tokenmill.checkpoints.convert.initial_weights import read_initial_record
@@ -19,14 +20,22 @@ from tokenmill.train.arguments import DataArguments, megatron_arguments, sft_arg
 from tokenmill.train.data import phases as phase_data
 from tokenmill.train.data.bucket_copies import check_own_reader
 from tokenmill.train.data.flags import cache_path, write_data_arguments
+from tokenmill.train.data.index import IndexCache, Start, find_index_flags
 from tokenmill.train.data.phases import RunPhases, settings_of
 from tokenmill.train.data.resolve import resolve
-from tokenmill.train.data.summary import summarize
+from tokenmill.train.data.summary import describe_index, summarize
 from tokenmill.train.frameworks import framework_command
 from tokenmill.train.identity import Identity, add_phases, build_identity
 from tokenmill.train.preflight import check_run
 from tokenmill.train.runtime.node import Node, build_launcher_command, read_node
 from tokenmill.train.settings import MEGATRON_LM, Settings, read_settings
+
+
+class StartProgram(NamedTuple):
+    """A program with its arguments, and those of them that use an index; None without a finished index."""
+
+    command: list[str]
+    index_flags: list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -39,7 +48,7 @@ class TrainingRun:
     """The command of each phase, or one."""
     phases: RunPhases | None
     """The phases that have an attempt each: those of Megatron-LM. Other programs read all phases in one attempt."""
-    cache: Path
+    cache: IndexCache
     """Directory of Megatron-LM's sample index."""
     messages: list[str]
     """Lines for the log."""
@@ -112,22 +121,27 @@ def prepare(path: Path, *, scratch: Path, dry_run: bool = False) -> TrainingRun:
         messages, pairs = [*messages, *own_reader], ()
     training = settings.training
     programs = _compose(settings, data, phases, scratch)
+    if settings.trainer.framework == MEGATRON_LM and not settings.sft:
+        index_flags = [program.index_flags for program in programs]
+        messages = [*messages, describe_index(index_flags, find_index_cache(data, settings), data, settings)]
     launchers = [
         build_launcher_command(
-            # The ranks of nodes that start with different phases never meet.
+            # The ranks of nodes that start with different phases, or not all with an index, never meet.
             node,
             settings.trainer.launcher,
             training.gpus_per_node,
-            f"{settings.release}-{number}" if phases else settings.release,
+            "-".join(
+                [settings.release, *([str(number)] if phases else []), *(["index"] if program.index_flags else [])]
+            ),
         )
-        for number in range(len(programs))
+        for number, program in enumerate(programs)
     ]
     return TrainingRun(
         given,
         node,
-        [[*launcher, *program] for launcher, program in zip(launchers, programs, strict=True)],
+        [[*launcher, *program.command] for launcher, program in zip(launchers, programs, strict=True)],
         phases if settings.trainer.framework == MEGATRON_LM else None,
-        cache_path(data, settings),
+        find_index_cache(data, settings),
         messages,
         preflight.node_problems,
         identify(settings, data, phases),
@@ -169,17 +183,31 @@ def identify(settings: Settings, data: TrainingData, phases: RunPhases | None) -
     return identity if phases is None else add_phases(identity, phases)
 
 
-def _compose(settings: Settings, data: TrainingData, phases: RunPhases | None, scratch: Path) -> list[list[str]]:
-    """Return the program with its arguments: one for each phase of Megatron-LM, or one."""
-    if settings.trainer.framework != MEGATRON_LM:
-        return [framework_command(settings, data, scratch, phases.file if phases else None)]
+def find_index_cache(data: TrainingData, settings: Settings) -> IndexCache:
+    """Return the directory of the sample index of a run."""
+    return IndexCache(cache_path(data, settings), shared=settings.dataset.cache_path is not None)
+
+
+def list_starts(settings: Settings, data: TrainingData, phases: RunPhases | None, scratch: Path) -> list[Start]:
+    """Return the start of Megatron-LM for each phase, or one; this writes the files that their arguments name."""
     if phases is None:
-        return [[settings.trainer.script, *megatron_arguments(settings, write_data_arguments(data, settings, scratch))]]
-    programs, held_out = [], phase_data.write_held_out(phases, data)
+        return [Start(megatron_arguments(settings, write_data_arguments(data, settings, scratch)))]
+    starts, held_out = [], phase_data.write_held_out(phases, data)
     for phase in phases.phases:
         own = settings_of(settings, phase)
         arguments = phase_data.write_phase_arguments(phases, phase, held_out, data, own)
-        programs.append([settings.trainer.script, *megatron_arguments(own, arguments)])
+        starts.append(Start(megatron_arguments(own, arguments), phase.begin))
+    return starts
+
+
+def _compose(settings: Settings, data: TrainingData, phases: RunPhases | None, scratch: Path) -> list[StartProgram]:
+    """Return the program with its arguments: one for each phase of Megatron-LM, or one."""
+    if settings.trainer.framework != MEGATRON_LM:
+        return [StartProgram(framework_command(settings, data, scratch, phases.file if phases else None))]
+    programs, cache = [], find_index_cache(data, settings)
+    for start in list_starts(settings, data, phases, scratch):
+        flags = None if settings.sft else find_index_flags(start.arguments, cache)
+        programs.append(StartProgram([settings.trainer.script, *start.arguments, *(flags or [])], flags))
     return programs
 
 

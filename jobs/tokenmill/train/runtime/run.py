@@ -23,9 +23,9 @@ from tokenmill.core.files.mounts import directory_cache_seconds
 from tokenmill.engine.exporter import MetricsExporter, MetricsTarget
 from tokenmill.engine.notify.announcer import Announcer, NotifyTarget
 from tokenmill.errors import MachineError, RequestError, Stopped, Superseded, TokenmillError
-from tokenmill.train.data.bucket_copies import copy_pairs, explain_full_scratch
-from tokenmill.train.data.index import build_index, remove_truncated_files
-from tokenmill.train.data.resolve import resolve
+from tokenmill.train.data.bucket_copies import check_own_reader, copy_pairs, explain_full_scratch
+from tokenmill.train.data.index import build_index, forget_index, remove_truncated_files
+from tokenmill.train.data.phases import DIRECTORY
 from tokenmill.train.identity import check_identity
 from tokenmill.train.preflight import describe_problems
 from tokenmill.train.runtime.announce import RunEnd
@@ -38,7 +38,7 @@ from tokenmill.train.runtime.metrics import JOB, TrainingCollector
 from tokenmill.train.runtime.node import build_launcher_environment, read_rank
 from tokenmill.train.runtime.output import log, write, writing_in_background
 from tokenmill.train.runtime.peers import PeerStatus
-from tokenmill.train.runtime.prepare import TrainingRun, prepare
+from tokenmill.train.runtime.prepare import TrainingRun, find_index_cache, list_starts, prepare, prepare_data
 from tokenmill.train.runtime.rendezvous import Rendezvous
 from tokenmill.train.runtime.supervisor import HangTimeouts, LauncherExit, Signals, Supervisor
 from tokenmill.train.runtime.verdict import (
@@ -78,11 +78,16 @@ def build_sample_index(path: Path) -> None:
         raise RequestError(
             f"a run of trainer.framework {settings.trainer.framework} needs no sample index; remove --build-index"
         )
-    if settings.training.phases is not None:
-        raise RequestError("a run with training.phases has an index for each phase; remove --build-index")
-    data = resolve(settings)
+    settings, phases, data = prepare_data(settings, Path(settings.checkpoint.path) / DIRECTORY)
+    if check_own_reader(settings, data.pairs):
+        raise RequestError(
+            "Megatron-LM reads the buckets itself (--object-storage-cache-path); remove --build-index, or the argument"
+        )
     copy_pairs(data.pairs, log)
-    log(build_index(settings, data, python=settings.trainer.python))
+    with tempfile.TemporaryDirectory(prefix="tokenmill-index-") as scratch:
+        starts = list_starts(settings, data, phases, Path(scratch))
+        cache, trainer = find_index_cache(data, settings), settings.trainer
+        log(build_index(starts, cache, script=trainer.script, python=trainer.python))
 
 
 def train(path: Path, target: MetricsTarget, notify: NotifyTarget) -> None:
@@ -234,7 +239,7 @@ def _run_attempt(
         log(line)
     if run.is_megatron_lm:
         write_model_record(run.checkpoints, run.model_record, run.tokenizer)
-    for path in remove_truncated_files(run.cache, shared=settings.dataset.cache_path is not None):
+    for path in remove_truncated_files(run.cache):
         log(f"removed {path}: the file is truncated, and Megatron-LM would fail with it at every start")
     if start.iteration >= run.target:
         return AttemptVerdict(
@@ -293,6 +298,10 @@ def _run_attempt(
         stopped_nodes=stopped_nodes,
         is_transition=run.is_transition(attempt.saved),
     )
+    if verdict.code and not attempt.iterated and not attempt.stopped and forget_index(command, run.cache):
+        verdict = AttemptVerdict(
+            143, f"{verdict.reason}; the next start does not trust the index of --build-index, and looks for its files"
+        )
     return _record_end(records, attempt, verdict)
 
 
