@@ -32,7 +32,7 @@ from tokenmill.errors import MachineError, RequestError, TokenmillError
 from tokenmill.train.arguments import megatron_arguments
 from tokenmill.train.data import index_child
 from tokenmill.train.data.flags import cache_path, write_data_arguments
-from tokenmill.train.settings import Settings
+from tokenmill.train.settings import MEGATRON_LM, Settings
 
 UNSUPPORTED_FLAGS = (
     "--train-samples",
@@ -118,6 +118,16 @@ def build_index(
             shutil.rmtree(staging, ignore_errors=True)
     samples = ", ".join(f"{count:,} {name}" for name, count in outcome["samples"].items())
     return f"sample index built in {time.monotonic() - started:.0f} s: {samples} samples in {cache}"
+
+
+def needs_own_index(settings: Settings) -> bool:
+    """Return whether each node builds the index before its ranks start.
+
+    Rank 0 would build it on the disk of its node, and the ranks of the other nodes would not find it.
+    """
+    shared = settings.dataset.cache_path is not None or not settings.checkpoint.is_in_bucket
+    reads_index = settings.trainer.framework == MEGATRON_LM and not settings.sft and not settings.training.phases
+    return settings.training.nodes > 1 and reads_index and not shared
 
 
 def remove_truncated_files(cache: Path, *, shared: bool) -> list[Path]:
