@@ -297,6 +297,11 @@ def test_what_needs_a_shared_directory_is_refused(job: Callable[..., BucketJob],
     arguments, variables = run.prepare()
     ended = tokenmill(*arguments, "--build-index", **variables)
     assert ended.code == 2 and "each node builds its own sample index" in ended.err
+    profiles = run.directory / "tokenmill.toml"
+    profiles.write_text('[kubernetes]\non = "kubernetes"\nclaim = "claim"\n')
+    for target in ("slurm", "kubernetes"):
+        ended = tokenmill(*arguments, "--on", target, "--profiles", profiles, "--dry-run", **variables)
+        assert ended.code == 2 and "invalid checkpoint.path" in ended.err, ended.err
     run.settings["logs"] = {"path": f"{run.store.uri}/events"}
     run.settings["checkpoint"]["path"] = str(run.directory / "checkpoints")
     code, log = run.once()
