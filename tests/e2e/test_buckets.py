@@ -1,9 +1,11 @@
-"""The pipeline and a training from and to a bucket: no pod of a stage mounts a volume, and killed pods lose nothing.
+"""The pipeline and a training from and to a bucket: no pod mounts a volume, and killed pods lose nothing.
 
 moto serves the bucket on this machine, at the address that TOKENMILL_E2E_RELAY names.
 """
 
+import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -107,17 +109,46 @@ def find_running(namespace: Namespace, stage: str) -> str | None:
     return None
 
 
+class BucketTraining(Training):
+    """A training whose checkpoints are in the bucket."""
+
+    store: Store
+    prefix = "run"
+
+    def iteration(self) -> int:
+        """Return the iteration of the last checkpoint that the log of node 0 names, since the start of its pod."""
+        log = self.account.run(f"kubectl logs {self.pods()[0]['metadata']['name']}").out
+        return max(map(int, re.findall(r"the checkpoint of iteration (\d+) is complete", log)), default=0)
+
+    def assert_exact(self, target: int) -> None:
+        """Check that the result includes every iteration exactly once."""
+        objects = self.store.read_all(self.prefix)
+        assert int(objects["latest_checkpointed_iteration.txt"]) == target
+        value = json.loads(objects[f"iter_{target:07d}/__0_0.distcp"])
+        assert (value["iteration"], value["sum"]) == (target, target * (target + 1) // 2)
+
+
 @pytest.mark.every_change
-def test_a_training_from_a_bucket(with_hub: Namespace, store: Store, settings: str) -> None:
-    """Each pod copies the pairs; the checkpoints are on a volume."""
-    run = Training(with_hub, "frombucket", "jobset", f"{SETTINGS} {settings}")
+def test_a_training_from_and_to_a_bucket(with_hub: Namespace, store: Store, settings: str) -> None:
+    """Two pods without a volume: each copies the pairs, builds the index and uploads its files of the checkpoints."""
+    values = f"{SETTINGS} {settings} --set storage.pvcName="
+    run = BucketTraining(with_hub, "tobucket", "jobset", values)
+    run.store = store
     run.install(
         60,
         "--set training.saveInterval=5",
         f"--set storage.datasetPath={store.uri}/slimpajama/preprocessed",
-        step=0.2,
+        f"--set storage.checkpointPath={store.uri}/{run.prefix}",
+        step=0.5,
     )
-    run.wait_for_iteration(10)
+    run.wait_for_iteration(5)
+    for pod in run.pods():
+        assert not [volume for volume in pod["spec"]["volumes"] if "persistentVolumeClaim" in volume]
     assert run.kill(run.pods()[-1]["metadata"]["name"])
-    run.succeed()
+    assert wait_for(lambda: run.iteration() == 0, 180), run.describe()  # new pods, with empty disks
+    run.wait_for_iteration(20)
+    run.evict(run.pods()[0]["metadata"]["name"])
+    run.succeed(timeout=400)
     run.assert_exact(60)
+    attempts = json.loads(store.read_all(run.prefix)[".tokenmill/train/attempts.json"])
+    assert len(attempts) >= 3 and attempts[-1]["began_at"] >= 20

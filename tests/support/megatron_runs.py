@@ -187,14 +187,15 @@ def read_losses(log: str) -> dict[int, str]:
     return {int(iteration): loss for iteration, loss in _LOSS.findall(log)}
 
 
-def assert_same_losses(run: MegatronJob, expected: Mapping[int, str]) -> None:
-    """Check that a run printed these losses at every iteration that it made, after each of its starts.
+def assert_same_losses(run: MegatronJob, expected: Mapping[int, str], rank: int = 0) -> None:
+    """Check that a node printed these losses at every expected iteration that it made, after each of its starts.
 
     The second line after a start has the mean of two iterations: training_log (megatron/training/training.py) prints
     the first iteration of a process, and continues its sum.
     """
-    for attempt in run.log().split("[before the start of training step]")[1:]:
-        printed = [(int(iteration), loss) for iteration, loss in _LOSS.findall(attempt)]
+    start = "tokenmill: model " if rank else "[before the start of training step]"
+    for attempt in run.log(rank).split(start)[1:]:
+        printed = [(int(iteration), loss) for iteration, loss in _LOSS.findall(attempt) if int(iteration) in expected]
         for number, (iteration, loss) in enumerate(printed):
             if number == 1 and iteration > 2:  # the second line of the other run's only start is the same mean
                 mean = (float(expected[iteration - 1]) + float(expected[iteration])) / 2

@@ -20,25 +20,26 @@ ENTRY = """[0]:
 """
 
 
-def meet(nodes: int, node_rank: int, address: tuple[str, int]) -> None:
+def meet(nodes: int, node_rank: int, address: tuple[str, int], run: str) -> None:
     """Wait for the launchers of all nodes: torchrun starts no rank before its store has a connection of each node.
 
-    Rank 0 needs the TCP port, so this is UDP.
+    Rank 0 needs the TCP port, so this is UDP. Nodes with different ids of the rendezvous never meet.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
         if node_rank == 0:
             link.bind(("", address[1]))
             others: dict[bytes, tuple[str, int]] = {}
             while len(others) < nodes - 1:
-                name, sender = link.recvfrom(16)
-                others[name] = sender
+                name, sender = link.recvfrom(256)
+                if name.endswith(f" {run}".encode()):
+                    others[name] = sender
             for sender in others.values():
                 link.sendto(b"start", sender)
             return
         link.settimeout(0.1)
         while True:
             try:
-                link.sendto(str(node_rank).encode(), address)
+                link.sendto(f"{node_rank} {run}".encode(), address)
                 link.recvfrom(16)
                 return
             except OSError:  # node 0 has not started, or its name is not known yet
@@ -63,7 +64,7 @@ def main() -> int:
         with socket.create_server(("localhost", 0)) as free:
             options.master_port = free.getsockname()[1]
     elif options.nnodes > 1:
-        meet(options.nnodes, options.node_rank, (options.master_addr, options.master_port))
+        meet(options.nnodes, options.node_rank, (options.master_addr, options.master_port), options.rdzv_id)
     ranks = []
     for local in range(options.nproc_per_node):
         environment = os.environ | {

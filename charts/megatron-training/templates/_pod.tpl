@@ -95,13 +95,17 @@ MASTER_ADDR and MASTER_PORT. Input: the dict of megatron-training.podTemplate. O
 {{- end }}
 
 {{/*
-Return the claims of a training pod: one claim, or one for the data and one for the output. Input: $. Output: a YAML list.
+Return the claims of a training pod: one claim, one for the data and one for the output, or none if all of them are in
+buckets. Input: $. Output: a YAML list.
   {{ $claims := include "megatron-training.claims" . | fromYamlArray }}
 */}}
 {{- define "megatron-training.claims" -}}
 {{- with .Values.storage -}}
 {{- $separate := not (empty .checkpointPvcName) -}}
-{{- $claims := list (dict "name" "data" "claim" .pvcName "mountPath" .mountPath "subPath" .subPath "readOnly" $separate) -}}
+{{- $claims := list -}}
+{{- if .pvcName -}}
+{{- $claims = append $claims (dict "name" "data" "claim" .pvcName "mountPath" .mountPath "subPath" .subPath "readOnly" $separate) -}}
+{{- end -}}
 {{- if $separate -}}
 {{- $claims = append $claims (dict "name" "checkpoints" "claim" .checkpointPvcName "mountPath" .checkpointMountPath "subPath" .checkpointSubPath) -}}
 {{- end -}}

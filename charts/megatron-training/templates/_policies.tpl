@@ -1,7 +1,7 @@
 {{/*
 Return the network policies, if `networkPolicy.enabled` is true. The pods of a run may connect to each other at any port,
 because NCCL and gloo choose their ports. `helm test` and `tensorboard.allowFrom` may connect to TensorBoard. An
-import from the Hub, and a run with data in buckets, may connect to TCP 443. Network policies do not affect traffic over InfiniBand or EFA. Input: $. Output: documents, or nothing.
+import from the Hub, and a run with data or checkpoints in buckets, may connect to TCP 443. Network policies do not affect traffic over InfiniBand or EFA. Input: $. Output: documents, or nothing.
   {{ include "megatron-training.networkPolicies" . }}
 */}}
 {{- define "megatron-training.networkPolicies" -}}
@@ -13,7 +13,7 @@ import from the Hub, and a run with data in buckets, may connect to TCP 443. Net
 {{- end -}}
 {{- $dns := .Values.networkPolicy.dns -}}
 {{- $https := include "tokenmill.https" . | fromYamlArray -}}
-{{- $data := pick (include "megatron-training.settings" . | fromJson) "dataset" "training" | toJson -}}
+{{- $data := pick (include "megatron-training.settings" . | fromJson) "dataset" "training" "checkpoint" "logs" | toJson -}}
 {{- $buckets := ternary $https list (contains "://" $data) -}}
 {{- $http := list (dict "protocol" "TCP" "port" 6006) -}}
 {{- include "tokenmill.networkPolicy" (dict "root" . "component" "train" "name" $name
@@ -26,7 +26,7 @@ import from the Hub, and a run with data in buckets, may connect to TCP 443. Net
       "egress" (include "tokenmill.egress" (dict "root" $ "rules" $rules) | fromYamlArray)) }}
 {{- end }}
 {{- end }}
-{{- if .Values.tensorboard.enabled }}
+{{- if eq (include "megatron-training.hasTensorboard" .) "true" }}
 {{- include "tokenmill.networkPolicy" (dict "root" . "component" "tensorboard" "name" $board
       "ingress" (list (dict "from" (concat $pods.test .Values.tensorboard.allowFrom) "ports" $http))) }}
 {{- include "tokenmill.networkPolicy" (dict "root" . "component" "test" "name" (printf "%s-test" $name)

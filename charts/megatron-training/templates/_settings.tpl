@@ -1,5 +1,5 @@
 {{/*
-Return the directories of a run, relative to their volumes. `load` has the weights that the run starts with: those of the
+Return the directories of a run, relative to their volumes, or addresses of buckets. `load` has the weights that the run starts with: those of the
 import, unless checkpoint.loadPath names others; it is empty without weights. Input: $. Output: JSON of `dataset`,
 `checkpoints`, `logs`, `import`, `export`, `load`.
   {{ $directories := include "megatron-training.directories" . | fromJson }}
@@ -8,9 +8,10 @@ import, unless checkpoint.loadPath names others; it is empty without weights. In
 {{- $storage := .Values.storage -}}
 {{- $checkpoint := .Values.checkpoint -}}
 {{- $import := $checkpoint.import.path | default (printf "imported/%s" .Release.Name) -}}
+{{- $logs := ternary (printf "%s/logs" ($storage.checkpointPath | default "")) (printf "logs/%s" .Release.Name) (contains "://" ($storage.checkpointPath | default "")) -}}
 {{ dict "dataset" $storage.datasetPath
         "checkpoints" ($storage.checkpointPath | default (printf "checkpoints/%s-%s" .Release.Name (toString .Values.model.size)))
-        "logs" ($storage.logsPath | default (printf "logs/%s" .Release.Name))
+        "logs" ($storage.logsPath | default $logs)
         "import" $import
         "export" ($checkpoint.export.path | default (printf "exported/%s" .Release.Name))
         "load" ($checkpoint.loadPath | default (ternary $import "" (eq true $checkpoint.import.enabled))) | toJson }}
@@ -26,12 +27,12 @@ path.
 {{- end }}
 
 {{/*
-Return the path in the pods of a directory that a run writes or loads. Input: list of $ and a name of
+Return the path in the pods of a directory that a run writes or loads, or its address. Input: list of $ and a name of
 megatron-training.directories, except `dataset`. Output: a path.
   {{ include "megatron-training.outputPath" (list . "logs") }}
 */}}
 {{- define "megatron-training.outputPath" -}}
-{{- include "megatron-training.outputMount" (first .) }}/{{ get (include "megatron-training.directories" (first .) | fromJson) (last .) }}
+{{- include "tokenmill.place" (list (include "megatron-training.outputMount" (first .)) (get (include "megatron-training.directories" (first .) | fromJson) (last .))) }}
 {{- end }}
 
 {{/*
@@ -45,7 +46,7 @@ Return the settings file that training pods mount and jobs/tokenmill/train/setti
 {{- $training := include "megatron-training.setValues" (omit $values.training "saveInterval" "useSharp" "phases") | fromJson -}}
 {{- $_ := set $training "useSharp" (has (toString $values.training.useSharp) (list "1" "true")) -}}
 {{- $checkpoint := include "megatron-training.setValues" (merge (dict "saveInterval" $values.training.saveInterval) (omit $values.checkpoint "loadPath" "import" "export")) | fromJson -}}
-{{- $_ := set $checkpoint "path" (printf "%s/%s" $outputMount $directories.checkpoints) -}}
+{{- $_ := set $checkpoint "path" (include "megatron-training.outputPath" (list . "checkpoints")) -}}
 {{- with $directories.load }}{{ $_ := set $checkpoint "loadPath" (printf "%s/%s" $outputMount .) }}{{ end -}}
 {{- $dataset := dict "split" $values.dataset.split -}}
 {{- with $values.dataset.key }}{{ $_ := set $dataset "key" . }}{{ end -}}
@@ -70,7 +71,7 @@ Return the settings file that training pods mount and jobs/tokenmill/train/setti
         "parallelism" (include "megatron-training.setValues" $values.parallelism | fromJson)
         "checkpoint" $checkpoint
         "dataset" $dataset
-        "logs" (dict "path" (printf "%s/%s" $outputMount $directories.logs))
+        "logs" (dict "path" (include "megatron-training.outputPath" (list . "logs")))
         "gpu" (include "megatron-training.setValues" (pick $values.gpu "memoryGib" "peakTflops") | fromJson)
         "supervision" (include "megatron-training.setValues" $values.supervision | fromJson)
         "trainer" (include "megatron-training.setValues" $values.trainer | fromJson)

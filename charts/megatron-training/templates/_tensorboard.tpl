@@ -7,11 +7,20 @@ Return the name of TensorBoard's service. Input: $. Output: a name.
 {{- end }}
 
 {{/*
+Return whether the chart starts TensorBoard: it reads the events from a volume, not from a bucket. Input: $. Output: true or
+false.
+  {{ include "megatron-training.hasTensorboard" . }}
+*/}}
+{{- define "megatron-training.hasTensorboard" -}}
+{{ and .Values.tensorboard.enabled (not (contains "://" (include "megatron-training.outputPath" (list . "logs")))) }}
+{{- end }}
+
+{{/*
 Return TensorBoard for the run's events, its service, and the pod of `helm test`. Input: $. Output: documents, or nothing.
   {{ include "megatron-training.tensorboard" . }}
 */}}
 {{- define "megatron-training.tensorboard" -}}
-{{- if .Values.tensorboard.enabled }}
+{{- if eq (include "megatron-training.hasTensorboard" .) "true" }}
 {{- $name := include "megatron-training.tensorboardName" . }}
 ---
 apiVersion: apps/v1

@@ -6,7 +6,7 @@ Input: $. Output: nothing, or fails.
   {{ include "megatron-training.validate" . }}
 */}}
 {{- define "megatron-training.validate" -}}
-{{- include "tokenmill.validateClaimName" (dict "root" .) -}}
+{{- include "megatron-training.validateVolume" . -}}
 {{- include "megatron-training.validateModel" . -}}
 {{- include "megatron-training.validateLayout" . -}}
 {{- include "megatron-training.validateValues" . -}}
@@ -15,6 +15,29 @@ Input: $. Output: nothing, or fails.
 {{- include "megatron-training.validateFramework" . -}}
 {{- include "megatron-training.validateName" . -}}
 {{- include "megatron-training.validateCluster" . -}}
+{{- end }}
+
+{{/*
+Check that there is a volume for each path that is not the address of a bucket. Input: $. Output: nothing, or fails.
+  {{ include "megatron-training.validateVolume" . }}
+*/}}
+{{- define "megatron-training.validateVolume" -}}
+{{- $storage := .Values.storage -}}
+{{- $settings := include "megatron-training.settings" . | fromJson -}}
+{{- $jobs := or .Values.checkpoint.import.enabled .Values.checkpoint.export.enabled -}}
+{{- $isBelow := contains (printf "\"%s/" $storage.mountPath) (toJson $settings) -}}
+{{- if or $isBelow (and $jobs (empty $storage.checkpointPvcName)) }}
+{{- include "tokenmill.validateClaimName" (dict "root" . "more" "\nOr train without a volume: storage.datasetPath and storage.checkpointPath may both be s3://BUCKET/PREFIX.") }}
+{{- end }}
+{{- $checkpoints := include "megatron-training.outputPath" (list . "checkpoints") -}}
+{{- if contains "://" $checkpoints }}
+{{- if .Values.checkpoint.export.enabled }}
+{{- fail (printf "\ncheckpoint.export.enabled=true reads a directory on a volume, but storage.checkpointPath is %s.\nSet it to false, and export a copy of the checkpoint (docs/storage.md)." $checkpoints) }}
+{{- end }}
+{{- if and .Values.dataset.buildIndex.enabled (not .Values.dataset.cachePath) }}
+{{- fail (printf "\ndataset.buildIndex.enabled=true writes the index next to the checkpoints, but storage.checkpointPath is %s, and each pod builds its own.\nSet it to false, or dataset.cachePath to a directory on a volume." $checkpoints) }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{/*
@@ -79,7 +102,10 @@ Refuse values that contradict each other. Input: $. Output: nothing, or fails.
 {{- $directories := include "megatron-training.directories" . | fromJson -}}
 {{- $outputMount := include "megatron-training.outputMount" . -}}
 {{- include (ternary "tokenmill.validatePath" "tokenmill.validatePlace" (eq true .Values.sft.enabled)) (dict "key" "storage.datasetPath" "path" $directories.dataset "mount" $storage.mountPath) -}}
-{{- range $key, $path := dict "storage.checkpointPath" $directories.checkpoints "storage.logsPath" $directories.logs "checkpoint.loadPath" .Values.checkpoint.loadPath "checkpoint.import.path" .Values.checkpoint.import.path "checkpoint.export.path" .Values.checkpoint.export.path "dataset.cachePath" .Values.dataset.cachePath "storage.subPath" $storage.subPath "storage.checkpointSubPath" $storage.checkpointSubPath }}
+{{- include "tokenmill.validatePlace" (dict "key" "storage.checkpointPath" "path" $directories.checkpoints "mount" $outputMount) -}}
+{{- /* Only the uploads of checkpoints take the events along. */}}
+{{- include (ternary "tokenmill.validatePlace" "tokenmill.validatePath" (contains "://" $directories.checkpoints)) (dict "key" "storage.logsPath" "path" $directories.logs "mount" $outputMount) -}}
+{{- range $key, $path := dict "checkpoint.loadPath" .Values.checkpoint.loadPath "checkpoint.import.path" .Values.checkpoint.import.path "checkpoint.export.path" .Values.checkpoint.export.path "dataset.cachePath" .Values.dataset.cachePath "storage.subPath" $storage.subPath "storage.checkpointSubPath" $storage.checkpointSubPath }}
 {{- include "tokenmill.validatePath" (dict "key" $key "path" $path "mount" $outputMount) -}}
 {{- end }}
 {{- if kindIs "string" .Values.dataset.blend }}
@@ -175,7 +201,7 @@ Output: nothing, or fails.
 {{- $last := sub (int64 .Values.training.nodes) 1 -}}
 {{- $names := list (printf "%s-node-0-%d-xxxxx" $release $last) -}}
 {{- if eq .Values.engine "pytorchjob" }}{{ $names = list (ternary (printf "%s-worker-%d" $release (sub $last 1)) (printf "%s-master-0" $release) (gt $last 0)) }}{{ end -}}
-{{- if .Values.tensorboard.enabled }}{{ $names = append $names (include "megatron-training.tensorboardName" .) }}{{ end -}}
+{{- if eq (include "megatron-training.hasTensorboard" .) "true" }}{{ $names = append $names (include "megatron-training.tensorboardName" .) }}{{ end -}}
 {{- if not (regexMatch "^[a-z][a-z0-9-]*$" $release) }}
 {{- fail (printf "\nthe release name %q is not a valid name of a %s: it must begin with a letter and must not contain dots; choose another name, such as %q." $release (include "megatron-training.engine" .Values.engine | fromYaml).kind (printf "run-%s" (replace "." "-" $release))) }}
 {{- end }}

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tokenmill.core.buckets.tree import open_tree
 from tokenmill.core.files.codec import read_json, readable_json
-from tokenmill.core.files.tree import Tree
 from tokenmill.core.typed_json import convert_json
 from tokenmill.errors import RequestError
 from tokenmill.models.model import Model
@@ -80,7 +80,7 @@ def build_model_record(
 
 def write_model_record(checkpoints: Path, record: ModelRecord, tokenizer: Path) -> None:
     """Write the record and copy the tokenizer; a record without initial weights keeps those of an earlier start."""
-    tree = Tree(checkpoints)
+    tree = open_tree(checkpoints)
     earlier = read_model_record(checkpoints)
     if record.initial is None and earlier is not None and earlier.load_path == record.load_path:
         record = msgspec.structs.replace(record, initial=earlier.initial)
@@ -99,8 +99,9 @@ def read_model_record(checkpoints: Path) -> ModelRecord | None:
         RequestError: the record is damaged.
     """
     path = checkpoints / MODEL_RECORD
-    value = read_json(path)
-    if value is None and not path.exists():
+    tree = open_tree(checkpoints)
+    value = read_json(path, tree=tree)
+    if value is None and not tree.exists(path):
         return None
     try:
         return convert_json(value, ModelRecord)

@@ -25,6 +25,7 @@ from tokenmill.checkpoints import torch_dist
 from tokenmill.checkpoints.metadata import Damage
 from tokenmill.checkpoints.model_record import TOKENIZER
 from tokenmill.checkpoints.torch_dist import RELEASE, Checkpoint
+from tokenmill.core.buckets.tree import open_tree
 from tokenmill.core.files.explain import explain_os_errors
 from tokenmill.core.files.lease import remove_abandoned
 from tokenmill.core.files.mounts import directory_cache_seconds, retry_while_stale
@@ -105,7 +106,7 @@ def read_tracked_name(path: Path) -> str | None:
     """
     with explain_os_errors(path):
         try:
-            with Tree(path).open(TRACKER) as file:
+            with open_tree(path).open(TRACKER) as file:
                 text = torch_dist.read_limited(file, TRACKER, torch_dist.MAX_SMALL_FILE_BYTES).strip()
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -124,7 +125,7 @@ def read_tracked_name(path: Path) -> str | None:
 
 def tracked_since(path: Path) -> float | None:
     """Return the time at which the tracker was written, None without a tracker."""
-    status = Tree(path).stat(TRACKER)
+    status = open_tree(path).stat(TRACKER)
     return status.st_mtime if status else None
 
 

@@ -126,7 +126,8 @@ def read_limited(file: IO[bytes], name: str, limit: int) -> bytes:
     Raises:
         Damage: the file has more than `limit` bytes.
     """
-    size = os.fstat(file.fileno()).st_size
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
     if size > limit:
         raise Damage(f"{name} has {size:,} bytes, which is too many")
     return file.read(limit)

@@ -11,7 +11,7 @@ import typer
 
 from tokenmill.checkpoints.families import FAMILIES
 from tokenmill.cli import options as o
-from tokenmill.cli.commands import Command, CommandGroup, address
+from tokenmill.cli.commands import Command, CommandGroup, address, location
 from tokenmill.core.json_lines import JsonEvent, print_json
 from tokenmill.engine.options import Panel
 
@@ -95,6 +95,11 @@ class ExportEvent(JsonEvent, frozen=True, tag="export"):
 Checkpoints = Annotated[Path, typer.Argument(metavar="PATH", help="Directory of a run's checkpoints.")]
 
 
+ListedCheckpoints = Annotated[
+    Path, typer.Argument(metavar="PATH", parser=location, help="Directory or bucket of a run's checkpoints.")
+]
+
+
 def _check_directory(path: Path) -> None:
     from tokenmill.errors import RequestError
 
@@ -103,15 +108,16 @@ def _check_directory(path: Path) -> None:
 
 
 @checkpoint.command("list", cls=Command)
-def list_(path: Checkpoints, json: o.Json = False) -> None:
+def list_(path: ListedCheckpoints, json: o.Json = False) -> None:
     """List the checkpoints of a run, oldest first.
 
     Each line has iteration, size, age and state; * marks the one from which training resumes.
 
     Examples:
         tokenmill checkpoint list checkpoints
-        tokenmill checkpoint list checkpoints --json
+        tokenmill checkpoint list s3://bucket/run --json
     """
+    from tokenmill.checkpoints.bucket import BucketCheckpoints
     from tokenmill.checkpoints.repair import (
         TRACKER,
         ForeignTracker,
@@ -120,9 +126,12 @@ def list_(path: Checkpoints, json: o.Json = False) -> None:
         read_tracked_name,
     )
     from tokenmill.checkpoints.torch_dist import RELEASE
+    from tokenmill.core.buckets.mirror import find_address
     from tokenmill.core.printing import format_bytes, format_duration
 
-    _check_directory(path)
+    bucket = BucketCheckpoints(path) if find_address(path) else None
+    if bucket is None:
+        _check_directory(path)
     tracked_name, tracker_problem = None, None
     try:
         tracked_name = read_tracked_name(path)
@@ -130,7 +139,7 @@ def list_(path: Checkpoints, json: o.Json = False) -> None:
         raise
     except InvalidTracker as error:
         tracker_problem = str(error)
-    checkpoints = list_checkpoints(path)
+    checkpoints = bucket.list_checkpoints() if bucket else list_checkpoints(path)
     if json:
         listed = [
             ListedCheckpoint(

@@ -83,7 +83,8 @@ def _submit_to_slurm(
         from tokenmill.train.settings import read_settings
 
         settings = read_settings(Path(call.arguments[0]))
-        output, nodes, name = Path(settings.checkpoint.path), settings.training.nodes, name or settings.release
+        output = local_path(settings.checkpoint.path, "checkpoint.path")
+        nodes, name = settings.training.nodes, name or settings.release
         _check_name(name)
         gpus = 0 if settings.trainer.backend == "gloo" else settings.training.gpus_per_node
     submission = Submission(call, steps, output.absolute(), name or make_name(output.absolute()))

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+from tokenmill.core.files.user_path import local_path
 from tokenmill.core.json_lines import JsonEvent
 from tokenmill.errors import RequestError
 from tokenmill.submit.call import Call, make_name
@@ -67,8 +68,9 @@ def make_release(
         from tokenmill.train.settings import read_settings
 
         settings = read_settings(Path(call.arguments[0]))
+        output = str(local_path(settings.checkpoint.path, "checkpoint.path"))  # `status` looks for the run there
         values = train_values(read_settings_file(Path(call.arguments[0])), mount)
-        chart, output, name = "megatron-training", settings.checkpoint.path, name or settings.release
+        chart, name = "megatron-training", name or settings.release
     elif call.command in ("run", "sft"):
         if "only" in call.options:
             raise RequestError(

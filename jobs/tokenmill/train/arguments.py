@@ -199,8 +199,8 @@ def sft_arguments(settings: Settings) -> list[str]:
 def _checkpoint(settings: Settings) -> list[str]:
     checkpoint = settings.checkpoint
     return _options(
-        save=checkpoint.path,
-        load=checkpoint.path,
+        save=str(checkpoint.directory),
+        load=str(checkpoint.directory),
         # Used while `load` has no checkpoint: loads the weights, but neither optimizer state nor iteration.
         pretrained_checkpoint=checkpoint.load_path,
         save_interval=checkpoint.save_interval,
@@ -216,9 +216,11 @@ def _checkpoint(settings: Settings) -> list[str]:
 
 
 def _logging(settings: Settings) -> list[str]:
-    arguments = _options(log_interval=settings.training.log_interval, log_throughput=True, log_progress=True)
-    if settings.logs.path:
-        arguments += _options(tensorboard_dir=settings.logs.path, log_validation_ppl_to_tensorboard=True)
+    # Every rank reads the progress log, which rank 0 writes next to the checkpoints (megatron/training/training.py).
+    shared = settings.training.nodes == 1 or not settings.checkpoint.is_in_bucket
+    arguments = _options(log_interval=settings.training.log_interval, log_throughput=True, log_progress=shared)
+    if settings.logs.directory:
+        arguments += _options(tensorboard_dir=str(settings.logs.directory), log_validation_ppl_to_tensorboard=True)
     return arguments
 
 

@@ -77,7 +77,7 @@ def framework_command(settings: Settings, data: TrainingData, directory: Path, p
         "tie_word_embeddings": not settings.model.untie_embeddings,
     }
     options: dict[str, object] = {
-        "out": settings.checkpoint.path,
+        "out": str(settings.checkpoint.directory),
         "seq-length": settings.model.seq_length,
         "steps": training.iterations,
         "micro-batch": training.micro_batch_size,

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from tokenmill.core.buckets.tree import open_tree
 from tokenmill.core.files.codec import read_json, readable_json
 from tokenmill.core.files.tree import Tree
 from tokenmill.core.typed_json import convert_json
@@ -172,7 +173,7 @@ def select_data_arguments(extra_args: Sequence[str]) -> list[str]:
 
 def find_identities(directory: Path, iteration: int) -> list[Identity]:
     """Return the data of the checkpoint of an iteration, and of earlier ones, the earliest first."""
-    events = _drop_superseded(_read_events(directory / IDENTITY, Tree(directory.parents[1])))
+    events = _drop_superseded(_read_events(directory / IDENTITY, open_tree(directory.parents[1])))
     before = [event.identity for event in events if event.iteration < iteration]
     return before or [event.identity for event in events[:1]]
 
@@ -188,7 +189,7 @@ def check_identity(
     Raises:
         RequestError: the data differs, and a change is not allowed; or the record is damaged.
     """
-    path, tree = directory / IDENTITY, Tree(directory.parents[1])
+    path, tree = directory / IDENTITY, open_tree(directory.parents[1])
     events = _read_events(path, tree)
     valid_events = _drop_superseded(events)
     checkpoint_events = _select_checkpoint_events(valid_events, iteration) if iteration else []

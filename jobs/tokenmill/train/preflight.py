@@ -12,8 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from socket import gethostname
 
+from tokenmill.checkpoints.bucket import BucketCheckpoints
 from tokenmill.checkpoints.convert.initial_weights import find_problems as find_initial_weight_problems
 from tokenmill.checkpoints.repair import TRACKER, measure_aside
+from tokenmill.checkpoints.torch_dist import measure
+from tokenmill.core.buckets.mirror import find_root
+from tokenmill.core.buckets.tree import open_tree
 from tokenmill.core.machine import raise_file_limit
 from tokenmill.core.printing import format_bytes, format_memory
 from tokenmill.datasets.split import SPLITS
@@ -73,6 +77,7 @@ def check_run(settings: Settings, data: TrainingData, *, machine: bool) -> Prefl
         *_check_experts(settings),
         *_check_memory(settings, layout),
         *_check_initial_weights(settings, data, layout),
+        *_check_bucket(settings),
     ]
     messages, node_problems = _describe_run(settings, layout), []
     if machine:
@@ -149,14 +154,15 @@ def _check_programs(settings: Settings) -> list[str]:
 
 def _check_framework(settings: Settings) -> list[str]:
     """Return the problems of this machine and this directory with the program of another framework."""
-    framework, trainer, directory = FRAMEWORKS[settings.trainer.framework], settings.trainer, settings.checkpoint.path
+    framework, trainer = FRAMEWORKS[settings.trainer.framework], settings.trainer
+    directory = settings.checkpoint.directory
     problems = [
         f"trainer.framework {trainer.framework} needs the package {name}, which {' '.join(trainer.python)} cannot "
         "import; install it in the image of the pods"
         for name in ("torch", *framework.packages)
         if not _can_import(settings, name)
     ]
-    if next(Path(directory).glob("iter_*"), None):
+    if any(name.startswith("iter_") for name in open_tree(directory).directories("")):
         problems.append(
             f"{directory} contains checkpoints of Megatron-LM, which the program of trainer.framework "
             f"{trainer.framework} cannot load; use another directory (in a chart: --set storage.checkpointPath=...)"
@@ -273,8 +279,8 @@ def _check_sft(settings: Settings) -> list[str]:
 
 def _check_initial_weights(settings: Settings, data: TrainingData, layout: Layout) -> list[str]:
     """Return the problems of checkpoint.loadPath, which a run reads while it has no checkpoint of its own."""
-    path, load_path = Path(settings.checkpoint.path), settings.checkpoint.load_path
-    if not load_path or settings.trainer.framework != MEGATRON_LM or (path / TRACKER).exists():
+    path, load_path = settings.checkpoint.directory, settings.checkpoint.load_path
+    if not load_path or settings.trainer.framework != MEGATRON_LM or open_tree(path).exists(TRACKER):
         return []
     if not Path(load_path).is_dir():
         return [
@@ -345,9 +351,45 @@ def _query_gpu_memories() -> list[str] | str:
     return lines
 
 
+def _check_bucket(settings: Settings) -> list[str]:
+    """Return what a run cannot do whose nodes share no directory."""
+    if not settings.checkpoint.is_in_bucket or settings.training.nodes == 1:
+        return []
+    if settings.training.phases is not None and settings.trainer.framework == MEGATRON_LM:
+        return [
+            "training.phases on several nodes need a directory that all nodes share, for the sample index of each "
+            f"phase, but checkpoint.path is {settings.checkpoint.path}; use one node, or a directory on a volume"
+        ]
+    return []
+
+
+def _check_bucket_disk(settings: Settings, layout: Layout) -> tuple[list[str], list[str]]:
+    """Return problems and warnings about the bucket of the checkpoints, and the disk of this node for its saves."""
+    path, nodes = settings.checkpoint.directory, settings.training.nodes
+    bucket = BucketCheckpoints(path)
+    bucket.check_access()
+    save, place = checkpoint_bytes(layout) / nodes, find_root(path)
+    free = shutil.disk_usage(place).free + measure(path)[0]
+    remedy = "set TMPDIR to a larger disk (in the chart: scratch.sizeLimit)"
+    if free < save:
+        return [
+            f"a checkpoint has {format_bytes(save)} on each node, but {place} has only {format_bytes(free)} of free "
+            f"space; {remedy}"
+        ], []
+    required = checkpoint_bytes(layout) + save
+    if free < required:
+        return [], [
+            f"warning: a checkpoint to resume from, which each node copies, and the next save need "
+            f"{format_bytes(required)}; {place} has {format_bytes(free)} of free space; {remedy}"
+        ]
+    return [], []
+
+
 def _check_disk(settings: Settings, layout: Layout) -> tuple[list[str], list[str]]:
     """Return problems and warnings about the directory of the checkpoints."""
-    path = Path(settings.checkpoint.path)
+    if settings.checkpoint.is_in_bucket:
+        return _check_bucket_disk(settings, layout)
+    path = settings.checkpoint.directory
     try:
         path.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(path).free

@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from tokenmill.core.buckets.mirror import check_location, find_address, find_root, locate
+from tokenmill.core.files.codec import content_id
 from tokenmill.core.files.explain import is_temporary
 from tokenmill.core.files.user_path import local_path, read_named_file
 from tokenmill.core.typed_json import decode_json
@@ -133,6 +135,22 @@ class CheckpointSettings(Section, frozen=True):
     load_path: str | None = None
     """Directory of another run's checkpoints, whose weights a run loads while `path` contains no checkpoint."""
 
+    @property
+    def directory(self) -> Path:
+        """Return the directory to which the ranks save: `path`, or the one on this disk that stands for its address."""
+        return Path(locate(self.path, "checkpoint.path"))
+
+    @property
+    def is_in_bucket(self) -> bool:
+        """Return whether `path` is the address of a bucket, to which the nodes upload the checkpoints."""
+        return find_address(self.directory) is not None
+
+    @property
+    def node_directory(self) -> Path:
+        """Return the directory for what each node makes itself: `directory`, or one on this disk without an address."""
+        directory = self.directory
+        return find_root(directory) / "node" / content_id(self.path)[:16] if self.is_in_bucket else directory
+
 
 class BlendPart(Section, frozen=True):
     """One dataset of a blend: an output of preprocess, and its weight relative to the other datasets."""
@@ -184,6 +202,11 @@ class Logs(Section, frozen=True):
     """Directory for TensorBoard's event files."""
 
     path: str | None = None
+
+    @property
+    def directory(self) -> Path | None:
+        """Return the directory to which the ranks write, as `CheckpointSettings.directory`."""
+        return Path(locate(self.path, "logs.path")) if self.path else None
 
 
 class Gpu(Section, frozen=True):
@@ -356,12 +379,10 @@ def _largest_divisor(micro_batch: int, batch_per_copy: int) -> int:
 
 
 def _check_paths(settings: Settings) -> None:
-    """Raise RequestError for the address of a bucket in place of a path; `train.data` checks those of datasets."""
+    """Raise RequestError for an address that cannot be used there; `train.data` checks those of datasets."""
     paths = {
-        "checkpoint.path": settings.checkpoint.path,
         "checkpoint.loadPath": settings.checkpoint.load_path,
         "dataset.cachePath": settings.dataset.cache_path,
-        "logs.path": settings.logs.path,
         "trainer.programs": settings.trainer.programs,
         "trainer.script": settings.trainer.script,
     }
@@ -369,6 +390,13 @@ def _check_paths(settings: Settings) -> None:
         paths["sft.tokenizerPath"] = settings.sft.tokenizer_path
     for key, path in paths.items():
         local_path(path or "", key)
+    for key, path in {"checkpoint.path": settings.checkpoint.path, "logs.path": settings.logs.path}.items():
+        check_location(path or "", key)
+    if settings.logs.path and "://" in settings.logs.path and "://" not in settings.checkpoint.path:
+        raise RequestError(
+            f"logs.path is {settings.logs.path}, but checkpoint.path is a directory: only a run with its checkpoints "
+            "in a bucket uploads its events; set logs.path to a directory, or checkpoint.path to an address"
+        )
 
 
 def _check_ranges(settings: Settings) -> None:

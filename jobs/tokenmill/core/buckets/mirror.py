@@ -57,10 +57,15 @@ def locate(text: str, parameter: str) -> str:
     Raises:
         RequestError: it is the address of another service, or an address without a bucket.
     """
+    return str(parse_location(text)) if check_location(text, parameter) else text
+
+
+def check_location(text: str, parameter: str) -> bool:
+    """Return whether a user names a bucket; the errors are those of `locate`."""
     if text.partition("://")[0].lower() in EXTRAS and "://" in text:
-        return str(parse_location(text))
+        return bool(BucketAddress(text))
     local_path(text, parameter)
-    return text
+    return False
 
 
 def mirror_path(address: BucketAddress, scratch: Path) -> Path:

@@ -227,7 +227,8 @@ class BucketTree(Tree):
             mode, size, written = stat.S_IFDIR | 0o700, 0, 0.0
         else:
             return None
-        return os.stat_result((mode, 0, 0, 1, os.geteuid(), os.getegid(), size, written, written, written))
+        times = {"st_mtime_ns": int(written * 1e9)}  # a lease compares it
+        return os.stat_result((mode, 0, 0, 1, os.geteuid(), os.getegid(), size, written, written, written), times)
 
     def _has_objects(self, path: TreePath) -> bool:
         key = self._key(path)
@@ -305,6 +306,13 @@ class BucketTree(Tree):
         with self._bucket_requests(path):
             objects = self._client.list_objects(self._key(path))
         yield from (self._name(entry.key) for entry in objects)
+
+    def list_objects(self, path: TreePath = "") -> dict[str, BucketObject]:
+        """Return the objects below a directory, by their paths relative to it."""
+        prefix = f"{self._key(path)}/".lstrip("/")
+        with self._bucket_requests(path):
+            objects = self._client.list_objects(prefix.rstrip("/"))
+        return {entry.key.removeprefix(prefix): entry for entry in objects}
 
     def server_time(self, path: TreePath) -> float:
         """Return the time of the store, for comparison with times of objects; 0 if it is not available."""
@@ -416,6 +424,15 @@ class BucketTree(Tree):
         with self._bucket_requests(path):
             self._client.put(self._key(path), data if isinstance(data, bytes) else b"".join(data))
 
+    def append(self, path: TreePath, data: bytes) -> None:
+        """Write an object again with more lines, which another process must not write at the same time."""
+        self.write_atomic(path, (self.read(path) or b"") + data)
+
+    def copy_in(self, path: TreePath) -> None:
+        """Upload the file at the path that stands for an object, and keep the file."""
+        with self._bucket_requests(path):
+            self._client.upload(self._key(path), self._full_path(path))
+
     def publish_once(self, path: TreePath, data: bytes | Sequence[bytes]) -> bool:
         """Write an object unless it exists; return whether the object has this content."""
         content = data if isinstance(data, bytes) else b"".join(data)
@@ -457,6 +474,11 @@ class BucketTree(Tree):
             return
         with self._requests(path):
             self._client.delete([self._key(path)])
+
+    def delete_objects(self, paths: Iterable[TreePath]) -> None:
+        """Remove objects; a missing one is not an error. Files on the local disk stay."""
+        with self._bucket_requests():
+            self._client.delete([self._key(path) for path in paths])
 
     def remove_directory(self, path: TreePath) -> None:
         """Remove an empty directory from the local disk."""

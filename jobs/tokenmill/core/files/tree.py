@@ -248,6 +248,16 @@ class Tree:
             with naming("sync", self._full_path(path)):
                 fsync_handle(target)
 
+    def append(self, path: TreePath, data: bytes) -> None:
+        """Append lines to a file, which another process must not write at the same time."""
+        if size := self.size(path):
+            with self.open(path) as file:
+                file.seek(size - 1)
+                if file.read(1) != b"\n":  # a killed process left a part of a line
+                    data = b"\n" + data
+        with self.open(path, "ab", single_link=True) as file:
+            file.write(data)
+
     def publish_once(self, path: TreePath, data: bytes | Sequence[bytes]) -> bool:
         """Create a complete file unless the path exists; return whether this call created the file."""
         *parts, name = self._parts(path)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 from tokenmill.core.files.tree import Tree
 from tokenmill.core.files.user_path import read_named_file
@@ -53,13 +54,14 @@ class Marker(NamedTuple):
 
     def claim(self) -> bool:
         """Create the file, and return whether this process was the first."""
-        if self.tree.publish_once(self.path, b""):
+        content = uuid4().hex.encode()  # a bucket compares it after a lost response
+        if self.tree.publish_once(self.path, content):
             return True
         status, now = self.tree.stat(self.path), self.tree.server_time(self.path.parent) or time.time()
         if self.lifetime is None or status is None or now - status.st_mtime < self.lifetime:
             return False
         self.tree.unlink(self.path)
-        return self.tree.publish_once(self.path, b"")
+        return self.tree.publish_once(self.path, content)
 
     def release(self) -> None:
         """Remove the file, so that another process may send the announcement."""

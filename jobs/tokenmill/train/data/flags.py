@@ -81,7 +81,7 @@ def cache_path(data: TrainingData, settings: s.Settings) -> Path:
     it from using the index of older data. By default the directory is below the checkpoints, because every node can
     write there, while the data may be mounted read-only; `dataset.cachePath` specifies another place.
     """
-    base = settings.dataset.cache_path or Path(settings.checkpoint.path) / INDEX_DIRECTORY
+    base = settings.dataset.cache_path or settings.checkpoint.node_directory / INDEX_DIRECTORY
     return Path(base) / data.hash
 
 

@@ -57,6 +57,7 @@ from tokenmill.train.data.index_plan import (
     PairIndex,
     plan_index,
 )
+from tokenmill.train.settings import MEGATRON_LM, Settings
 
 UNSUPPORTED_FLAGS = (
     "--step-batch-size-schedule",
@@ -192,6 +193,16 @@ def forget_index(arguments: Sequence[str], cache: IndexCache) -> bool:
         return False
     cache.tree.unlink(_record_path(parse_data_arguments(arguments), cache.path))
     return True
+
+
+def needs_own_index(settings: Settings) -> bool:
+    """Return whether each node builds the index before its ranks start.
+
+    Rank 0 would build it on the disk of its node, and the ranks of the other nodes would not find it.
+    """
+    shared = settings.dataset.cache_path is not None or not settings.checkpoint.is_in_bucket
+    reads_index = settings.trainer.framework == MEGATRON_LM and not settings.sft
+    return settings.training.nodes > 1 and reads_index and not shared
 
 
 def remove_truncated_files(cache: IndexCache) -> list[Path]:

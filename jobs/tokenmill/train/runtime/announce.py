@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+from tokenmill.core.buckets.tree import open_tree
 from tokenmill.core.files.paths import safe_name
-from tokenmill.core.files.tree import Tree
 from tokenmill.engine.notify.announcer import Announcer, Marker
 from tokenmill.engine.notify.message import Announcement, Outcome
 from tokenmill.errors import RequestError, TokenmillError
@@ -66,7 +66,7 @@ class RunEnd:
         marker = None
         if self.run and key:
             path = RunRecords(self.run.checkpoints).directory / "announced" / f"{key}-{outcome}"
-            marker = Marker(Tree(self.run.checkpoints), path, lifetime)
+            marker = Marker(open_tree(self.run.checkpoints), path, lifetime)
         if marker is None and not self.is_leader:
             return
         announcement = Announcement(

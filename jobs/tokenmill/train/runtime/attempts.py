@@ -1,5 +1,7 @@
 """Records of a run's attempts, stored next to its checkpoints, so that a run without progress is given up.
 
+They are files, or objects if the run has its checkpoints in a bucket.
+
 Node 0 writes the attempts and the verdict. Node 0 and the node of the last rank, where Megatron-LM prints its
 iterations, write their progress. Every node writes its arrival, and why its trainer failed; the first node that
 detects a hang writes that. All nodes read the records,
@@ -22,9 +24,10 @@ from uuid import uuid4
 
 import msgspec
 
+from tokenmill.checkpoints.bucket import RecordedFile
+from tokenmill.core.buckets.tree import BucketTree, open_tree
 from tokenmill.core.files.codec import read_json
 from tokenmill.core.files.explain import explain_os_errors, is_full
-from tokenmill.core.files.tree import Tree
 from tokenmill.core.redaction import redact
 from tokenmill.core.typed_json import convert_json
 from tokenmill.errors import RequestError, TokenmillError
@@ -35,6 +38,10 @@ CURVE_FILE, SETTINGS_FILE = "curve.jsonl", "settings.json"
 """Files with the curve of a run and its settings, in the directory of the records."""
 MAX_ATTEMPTS_KEPT = 200
 """Attempts in attempts.json; older ones are dropped, unless all later ones started at the same iteration."""
+ROUNDING_SECONDS = 2.0
+"""Seconds by which two times of a store may differ that stand for the same time: S3 has whole seconds."""
+CURVE_SECONDS = 30.0
+"""Seconds between two writes of the curve to a bucket."""
 RESERVE_BYTES = 256 << 10
 """Bytes of a file that is deleted when a full volume would otherwise prevent a record of how an attempt ended."""
 
@@ -93,6 +100,25 @@ class HangAnnouncement(msgspec.Struct):
     node: int
 
 
+class UploadOrder(msgspec.Struct):
+    """Node 0's order to the other nodes to upload their files of a finished checkpoint. In upload.json."""
+
+    start: str
+    """Id of the start of node 0."""
+    iteration: int
+
+
+class UploadedPart(msgspec.Struct):
+    """The files of a checkpoint that a node has uploaded. The content of part-RANK.json."""
+
+    order: UploadOrder
+    beat: int = 0
+    """Number of heartbeats so far, while the node uploads."""
+    files: list[RecordedFile] | None = None
+    problem: str = ""
+    """Why the node cannot upload its files."""
+
+
 class _ProgressRecord(msgspec.Struct):
     start: str
     iteration: int | None
@@ -122,13 +148,17 @@ class RunRecords:
     def __init__(self, checkpoints: Path) -> None:
         """Locate the records in a run's checkpoint directory."""
         self.directory = checkpoints / ".tokenmill" / "train"
-        self._tree = Tree(checkpoints)
+        self._tree = open_tree(checkpoints)
         self.start_id = uuid4().hex
         """Distinguishes the records of this process from those of an earlier start of the node."""
+        self._curve: list[CurveRow] = []
+        self._curve_at = time.monotonic()
 
     def keep_reserve(self) -> None:
         """Write the reserve, or a smaller one, if the volume has twice its space."""
         path = self.directory / "reserve"
+        if isinstance(self._tree, BucketTree):  # never full
+            return
         with contextlib.suppress(OSError):
             size, free = self._tree.size(path) or 0, shutil.disk_usage(self.directory).free
             for bytes_ in (RESERVE_BYTES >> shift for shift in range(4)):
@@ -153,18 +183,19 @@ class RunRecords:
         """Store the settings of the run, which `compare` reads."""
         self._tree.write_atomic(self.directory / SETTINGS_FILE, msgspec.json.format(msgspec.json.encode(settings)))
 
-    def append_curve(self, rows: Sequence[CurveRow]) -> None:
-        """Append reported iterations to the curve of the run, which `report` and `compare` read."""
-        if not rows:
+    def append_curve(self, rows: Sequence[CurveRow], *, last: bool = False) -> None:
+        """Append reported iterations to the curve of the run, which `report` and `compare` read.
+
+        In a bucket, each call would write the complete object again: the rows wait for CURVE_SECONDS, unless they are
+        the `last` ones.
+        """
+        self._curve += rows
+        waits = isinstance(self._tree, BucketTree) and time.monotonic() - self._curve_at < CURVE_SECONDS and not last
+        if not self._curve or waits:
             return
-        path, lines = self.directory / CURVE_FILE, b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
-        if size := self._tree.size(path):
-            with self._tree.open(path) as file:
-                file.seek(size - 1)
-                if file.read(1) != b"\n":  # a killed process left a part of a line
-                    lines = b"\n" + lines
-        with self._tree.open(path, "ab", single_link=True) as file:
-            file.write(lines)
+        lines = b"".join(msgspec.json.encode(row) + b"\n" for row in self._curve)
+        self._tree.append(self.directory / CURVE_FILE, lines)
+        self._curve, self._curve_at = [], time.monotonic()
 
     def read_attempts(self) -> list[Attempt]:
         """Return the earlier attempts, oldest first, without entries that cannot be read."""
@@ -241,6 +272,14 @@ class RunRecords:
         """Return the last attempt's verdict, None before there is one."""
         return self._read_record("verdict.json", RunVerdict)
 
+    def read_last_verdict(self) -> RunVerdict | None:
+        """Return the verdict on the last attempt, None before there is one.
+
+        Only in a bucket: a file system may show an outdated list of attempts.
+        """
+        verdict, attempts = self.read_verdict(), self.read_attempts()
+        return verdict if verdict and attempts and verdict.attempt == attempts[-1].id else None
+
     def read_progress(self, rank: int) -> tuple[str, TrainingProgress] | None:
         """Return the id of a node's start and the progress that this start recorded."""
         progress = self._read_record(f"progress-{rank}.json", _ProgressRecord)
@@ -273,8 +312,10 @@ class RunRecords:
         machines differ, so both times are taken from the file server.
         """
         status = self._tree.stat(self.directory / f"arrival-{rank}.json")
+        now = time.time()  # before the requests to a slow store, so that a time is never too early
         server = self._tree.server_time(self.directory)
-        return status is not None and status.st_mtime > since + (server - time.time() if server else 0)
+        rounding = ROUNDING_SECONDS if isinstance(self._tree, BucketTree) else 0.0
+        return status is not None and status.st_mtime > since + rounding + (server - now if server else 0)
 
     def write_arrival(self, rank: int, run: str, began: float, beat: int) -> None:
         """Record that this node has started, when, and that it waits for the other nodes."""
@@ -312,6 +353,22 @@ class RunRecords:
             if match and status and record and record.attempt == attempt:
                 records.append((int(match[1]), status.st_mtime, record))
         return records
+
+    def write_upload_order(self, order: UploadOrder) -> None:
+        """Record that all nodes upload their files of a checkpoint."""
+        self._write_record("upload.json", order)
+
+    def read_upload_order(self) -> UploadOrder | None:
+        """Return the last order to upload, None before there is one."""
+        return self._read_record("upload.json", UploadOrder)
+
+    def write_part(self, rank: int, part: UploadedPart) -> None:
+        """Record the files that this node has uploaded."""
+        self._write_record(f"part-{rank}.json", part)
+
+    def read_part(self, rank: int) -> UploadedPart | None:
+        """Return the files that a node has uploaded last."""
+        return self._read_record(f"part-{rank}.json", UploadedPart)
 
     def announce_hang(self, rank: int) -> None:
         """Record for the other nodes that this node detected a hang of the last attempt."""

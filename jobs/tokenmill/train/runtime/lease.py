@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tokenmill.core.buckets.tree import open_tree
 from tokenmill.core.files.lease import (
     HEARTBEAT_SECONDS,
     OWNER_FILE,
@@ -22,7 +23,6 @@ from tokenmill.core.files.lease import (
     new_token,
 )
 from tokenmill.core.files.mounts import directory_cache_seconds
-from tokenmill.core.files.tree import Tree
 from tokenmill.errors import RequestError, Superseded
 
 STALE_SECONDS = 60.0
@@ -50,7 +50,7 @@ class CheckpointLease:
         """
         self._checkpoints = records.parents[1]
         self._claim = RunClaim(owner=current_process(), token=new_token(), run=run, release=release)
-        self._lease = Lease(Tree(self._checkpoints), records / OWNER_FILE, self._claim)
+        self._lease = Lease(open_tree(self._checkpoints), records / OWNER_FILE, self._claim)
         self._renewed_at = 0.0
 
     def acquire(self, log: Callable[[str], None]) -> None:

@@ -14,6 +14,7 @@ RANK_VARIABLES = ("TOKENMILL_NODE_RANK", "RANK", "JOB_COMPLETION_INDEX", "SLURM_
 DEFAULT_PORT = 29500
 RENDEZVOUS_TIMEOUT_SECONDS = 7 * 24 * 3600
 """Timeout of torchrun's rendezvous: the supervisor detects earlier, and better, that a node does not start."""
+RENDEZVOUS_FLAG = "--rdzv_id="
 NODES_VARIABLE = "TOKENMILL_NODES"
 """Variable with the number of nodes that the chart creates; another number in the settings is an incomplete upgrade."""
 
@@ -83,7 +84,7 @@ def build_launcher_command(node: Node, program: list[str], gpus_per_node: int, r
     Option names have underscores, because torch 1 accepts no other names.
     """
     arguments = [*program, f"--nnodes={node.nodes}", f"--nproc_per_node={gpus_per_node}", "--max_restarts=0"]
-    arguments.append(f"--rdzv_id={release}")
+    arguments.append(f"{RENDEZVOUS_FLAG}{release}")
     if node.nodes == 1:
         return [*arguments, "--standalone"]
     arguments.append(f"--rdzv_conf=timeout={RENDEZVOUS_TIMEOUT_SECONDS}")

@@ -4,11 +4,14 @@
 """
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from tokenmill.checkpoints import repair as checkpoints
+from tokenmill.checkpoints.bucket import BucketCheckpoints
 from tokenmill.checkpoints.convert.initial_weights import read_initial_record
 from tokenmill.checkpoints.model_record import ModelRecord, build_model_record
 from tokenmill.core.files.explain import explain_os_errors
@@ -20,14 +23,14 @@ from tokenmill.train.arguments import DataArguments, megatron_arguments, sft_arg
 from tokenmill.train.data import phases as phase_data
 from tokenmill.train.data.bucket_copies import check_own_reader
 from tokenmill.train.data.flags import cache_path, write_data_arguments
-from tokenmill.train.data.index import IndexCache, Start, find_index_flags
+from tokenmill.train.data.index import IndexCache, Start, build_index, find_index_flags, needs_own_index
 from tokenmill.train.data.phases import RunPhases, settings_of
 from tokenmill.train.data.resolve import resolve
 from tokenmill.train.data.summary import describe_index, summarize
 from tokenmill.train.frameworks import framework_command
 from tokenmill.train.identity import Identity, add_phases, build_identity
 from tokenmill.train.preflight import check_run
-from tokenmill.train.runtime.node import Node, build_launcher_command, read_node
+from tokenmill.train.runtime.node import RENDEZVOUS_FLAG, Node, build_launcher_command, read_node
 from tokenmill.train.settings import MEGATRON_LM, Settings, read_settings
 
 
@@ -64,11 +67,15 @@ class TrainingRun:
     """Expected bytes of a checkpoint."""
     pairs: tuple[Pair, ...]
     """The pairs that Megatron-LM maps; none for another program, which reads buckets itself."""
+    bucket: BucketCheckpoints | None
+    """The checkpoints in a bucket; None if all nodes share the directory of the checkpoints."""
+    make_index: Callable[[], str] | None
+    """Builds the sample index on this node and returns a log line; None if the ranks build it in a shared directory."""
 
     @property
     def checkpoints(self) -> Path:
         """Return the directory of the run's checkpoints."""
-        return Path(self.settings.checkpoint.path)
+        return self.settings.checkpoint.directory
 
     @property
     def target(self) -> int:
@@ -80,9 +87,22 @@ class TrainingRun:
         """Return whether Megatron-LM writes the checkpoints, and not the program of another framework."""
         return self.settings.trainer.framework == MEGATRON_LM
 
+    @property
+    def is_pruned(self) -> bool:
+        """Return whether tokenmill deletes old checkpoints; the programs of other frameworks do so on their disk."""
+        return self.is_megatron_lm or self.bucket is not None
+
     def command_at(self, iteration: int) -> list[str]:
         """Return the command of an attempt that starts after an iteration."""
-        return self.commands[self.phases.find(iteration) if self.phases else 0]
+        command = self.commands[self.phases.find(iteration) if self.phases else 0]
+        if self.bucket is None:
+            return command
+        # Nodes whose ranks would load different checkpoints never meet.
+        return [f"{word}-{iteration}" if word.startswith(RENDEZVOUS_FLAG) else word for word in command]
+
+    def checkpoint_name(self, iteration: int) -> str:
+        """Return the name of a checkpoint: Megatron-LM's, or that of the programs of other frameworks."""
+        return f"iter_{iteration:07d}" if self.is_megatron_lm else f"checkpoint-{iteration}"
 
     def settings_at(self, iteration: int) -> Settings:
         """Return the settings of an attempt that starts after an iteration."""
@@ -112,7 +132,7 @@ def prepare(path: Path, *, scratch: Path, dry_run: bool = False) -> TrainingRun:
     given = read_settings(path)
     node = read_node(given.training.nodes) if not dry_run else Node(0, given.training.nodes, "NODE-0", 29500)
     settings, phases, data = prepare_data(
-        given, (scratch if dry_run else Path(given.checkpoint.path)) / phase_data.DIRECTORY
+        given, (scratch if dry_run else given.checkpoint.node_directory) / phase_data.DIRECTORY
     )
     preflight = check_run(settings, data, machine=not dry_run)
     pairs = data.pairs if settings.trainer.framework == MEGATRON_LM and not settings.sft else ()
@@ -121,7 +141,12 @@ def prepare(path: Path, *, scratch: Path, dry_run: bool = False) -> TrainingRun:
         messages, pairs = [*messages, *own_reader], ()
     training = settings.training
     programs = _compose(settings, data, phases, scratch)
-    if settings.trainer.framework == MEGATRON_LM and not settings.sft:
+    make_index = None
+    if needs_own_index(settings):
+        starts, cache = [Start(program.command[1:]) for program in programs], find_index_cache(data, settings)
+        trainer = settings.trainer
+        make_index = partial(build_index, starts, cache, script=trainer.script, python=trainer.python)
+    elif settings.trainer.framework == MEGATRON_LM and not settings.sft:
         index_flags = [program.index_flags for program in programs]
         messages = [*messages, describe_index(index_flags, find_index_cache(data, settings), data, settings)]
     launchers = [
@@ -156,6 +181,8 @@ def prepare(path: Path, *, scratch: Path, dry_run: bool = False) -> TrainingRun:
         scratch,
         round(checkpoint_bytes(settings.layout(data.vocab_size))),
         pairs,
+        BucketCheckpoints(given.checkpoint.directory) if given.checkpoint.is_in_bucket and not dry_run else None,
+        make_index,
     )
 
 
@@ -206,7 +233,9 @@ def _compose(settings: Settings, data: TrainingData, phases: RunPhases | None, s
         return [StartProgram(framework_command(settings, data, scratch, phases.file if phases else None))]
     programs, cache = [], find_index_cache(data, settings)
     for start in list_starts(settings, data, phases, scratch):
-        flags = None if settings.sft else find_index_flags(start.arguments, cache)
+        # Of nodes with an index each, only some may have one already.
+        unshared = settings.sft or needs_own_index(settings)
+        flags = None if unshared else find_index_flags(start.arguments, cache)
         programs.append(StartProgram([settings.trainer.script, *start.arguments, *(flags or [])], flags))
     return programs
 

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from signal import SIGTERM
+from signal import SIGINT, SIGTERM
 from socket import gethostname
 
 from tokenmill.checkpoints import repair as checkpoints
@@ -41,6 +41,7 @@ from tokenmill.train.runtime.peers import PeerStatus
 from tokenmill.train.runtime.prepare import TrainingRun, find_index_cache, list_starts, prepare, prepare_data
 from tokenmill.train.runtime.rendezvous import Rendezvous
 from tokenmill.train.runtime.supervisor import HangTimeouts, LauncherExit, Signals, Supervisor
+from tokenmill.train.runtime.uploads import FollowerUploads, LeaderUploads, Uploads
 from tokenmill.train.runtime.verdict import (
     AttemptVerdict,
     decide_verdict,
@@ -78,7 +79,12 @@ def build_sample_index(path: Path) -> None:
         raise RequestError(
             f"a run of trainer.framework {settings.trainer.framework} needs no sample index; remove --build-index"
         )
-    settings, phases, data = prepare_data(settings, Path(settings.checkpoint.path) / DIRECTORY)
+    if settings.checkpoint.is_in_bucket and settings.dataset.cache_path is None:
+        raise RequestError(
+            f"checkpoint.path is {settings.checkpoint.path}, and each node builds its own sample index on its disk; "
+            "remove --build-index, or set dataset.cachePath to a directory that all nodes share"
+        )
+    settings, phases, data = prepare_data(settings, settings.checkpoint.node_directory / DIRECTORY)
     if check_own_reader(settings, data.pairs):
         raise RequestError(
             "Megatron-LM reads the buckets itself (--object-storage-cache-path); remove --build-index, or the argument"
@@ -115,7 +121,9 @@ def train(path: Path, target: MetricsTarget, notify: NotifyTarget) -> None:
                     raise RequestError(describe_problems(run.node_problems))
                 with explain_full_scratch():
                     copy_pairs(run.pairs, log)
-                with explain_os_errors(run.checkpoints), _explain_full_volume(run):
+                if run.make_index is not None:
+                    log(run.make_index())
+                with explain_os_errors(run.checkpoints), _explain_full_volume(run), explain_full_scratch():
                     (_run_leader if run.node.is_leader else _run_follower)(run, signals, collector, end)
         except BaseException as problem:
             collector.end(problem.exit_code if isinstance(problem, TokenmillError) else 1)
@@ -187,7 +195,7 @@ def _explain_full_volume(run: TrainingRun) -> Iterator[None]:
     try:
         yield
     except (OSError, MachineError) as problem:
-        if not is_full(problem):
+        if not is_full(problem) or run.bucket is not None:
             raise
         saved = run.saved_iteration()
         kind = RetryRun if saved else MachineError
@@ -231,7 +239,7 @@ def _run_attempt(
     start = _find_start(run)
     for line in start.actions:
         log(line)
-    if run.is_megatron_lm and start.iteration:
+    if run.is_pruned and start.iteration:
         _prune(run, at_start=True)
     records.keep_reserve()
     allow_change = settings.dataset.allow_change
@@ -245,7 +253,7 @@ def _run_attempt(
         return AttemptVerdict(
             0, f"completed: the checkpoint of iteration {start.iteration:,} exists, and the target is {run.target:,}"
         )
-    good = checkpoints.find_good_iteration(run.checkpoints, start.iteration) if start.iteration else None
+    good = _find_good_iteration(run, start.iteration) if start.iteration else None
     attempt = Attempt(content_id(_settings_contract(settings)), start.iteration, good=good)
     signals.raise_on_signal = False  # an attempt whose start is recorded must also record its end
     supervision = settings.supervision
@@ -268,7 +276,7 @@ def _run_attempt(
         """Delete old checkpoints once training has continued after a new one: none may replace them before NaN."""
         nonlocal pruned
         saved, peer = run.saved_iteration(), peers.read_progress()
-        if run.is_megatron_lm and pruned < saved < max(monitor.iteration or 0, (peer and peer.iteration) or 0):
+        if run.is_pruned and pruned < saved < max(monitor.iteration or 0, (peer and peer.iteration) or 0):
             pruned = saved
             _prune(run)
 
@@ -283,7 +291,12 @@ def _run_attempt(
         attempt.stopped = True
         records.update_attempt(attempt)
 
-    launcher_exit = _supervise(run, command, monitor, peers, tasks, signals, end, record_stop, collector)
+    uploads = None
+    if run.bucket is not None:
+        uploads = LeaderUploads(
+            run, run.bucket, records, start.iteration, lambda: lease.renew(stopping=bool(signals.received))
+        )
+    launcher_exit = _supervise(run, command, monitor, peers, tasks, signals, end, record_stop, collector, uploads)
     stopped_nodes = _read_stopped_nodes(records, attempt)
     attempt.saved = max(attempt.saved or start.iteration, run.saved_iteration())
     attempt.stopped = launcher_exit.stopped or bool(stopped_nodes)
@@ -316,19 +329,30 @@ def _find_start(run: TrainingRun) -> checkpoints.StartPoint:
 
     The programs of other frameworks need none: they set the tracker last, with one rename, and load what it names.
     """
+    if run.bucket is not None:
+        return run.bucket.find_start(log)
     if run.is_megatron_lm:
         return checkpoints.repair_checkpoints(run.checkpoints, save_bytes=run.save_bytes, log=log)
     iteration = checkpoints.read_tracked_iteration(run.checkpoints) or 0
     return checkpoints.StartPoint(iteration, f"checkpoint-{iteration}" if iteration else None)
 
 
+def _find_good_iteration(run: TrainingRun, iteration: int) -> int:
+    if run.bucket is not None:
+        return run.bucket.find_good_iteration(iteration)
+    return checkpoints.find_good_iteration(run.checkpoints, iteration)
+
+
 def _settle_checkpoints(run: TrainingRun, attempt: Attempt, monitor: LogMonitor) -> None:
     """Mark the last checkpoint of an attempt that ended with NaN; else delete the checkpoints that it replaces."""
-    if not run.is_megatron_lm:
+    if not run.is_pruned:
         return
     try:
         if monitor.saved_before_nan and attempt.saved:
-            checkpoints.mark_before_nan(run.checkpoints, attempt.saved)
+            if run.bucket is not None:
+                run.bucket.mark_before_nan(attempt.saved)
+            else:
+                checkpoints.mark_before_nan(run.checkpoints, attempt.saved)
             log(
                 f"the checkpoint of iteration {attempt.saved:,} was saved because the next iteration had NaN: it is "
                 "marked, replaces no older checkpoint and does not count as progress"
@@ -340,7 +364,12 @@ def _settle_checkpoints(run: TrainingRun, attempt: Attempt, monitor: LogMonitor)
 
 
 def _prune(run: TrainingRun, *, at_start: bool = False) -> None:
-    for line in checkpoints.prune(run.checkpoints, run.settings.checkpoint.keep, at_start=at_start):
+    keep = run.settings.checkpoint.keep
+    if run.bucket is not None:
+        lines = run.bucket.prune(keep)
+    else:
+        lines = checkpoints.prune(run.checkpoints, keep, at_start=at_start)
+    for line in lines:
         log(line)
 
 
@@ -401,14 +430,22 @@ def _follow_attempt(
     def record_stop() -> None:
         records.write_stop(run.node.rank, gethostname())
 
+    if run.bucket is not None:
+        run.bucket.prepare_node(run.checkpoint_name(began_at) if began_at else None, log)
+
     def check_phase() -> None:
-        """End a launcher that waits for ranks of another phase: a file system showed an outdated checkpoint."""
+        """End a launcher that waits for ranks that load another checkpoint, or begin another phase.
+
+        A file system showed an outdated checkpoint, or node 0 has completed another one in the bucket since.
+        """
         if run.command_at(run.saved_iteration()) != run.command_at(began_at):
-            raise Superseded("the checkpoint to resume from is that of another phase than at the start of this node")
+            raise Superseded("the checkpoint to resume from is another one than at the start of this node")
 
     tasks = (lambda: peers.publish(monitor.progress),)
+    uploads = FollowerUploads(run, run.bucket, records) if run.bucket else None
+    command = run.command_at(began_at)
     launcher_exit = _supervise(
-        run, run.command_at(began_at), monitor, peers, tasks, signals, end, record_stop, collector, check_phase
+        run, command, monitor, peers, tasks, signals, end, record_stop, collector, uploads, check_phase
     )
     saved = run.saved_iteration()
     has_ended_phase = saved > began_at and run.is_transition(saved)
@@ -426,9 +463,7 @@ def _follow_attempt(
             "Kubernetes, the operator does this)",
         )
     if launcher_exit.has_failed and not has_ended_phase:
-        cause = launcher_exit.abort_reason or describe_cause(monitor).removeprefix(": ") or describe_exit(launcher_exit)
-        with contextlib.suppress(OSError):
-            records.write_failure(run.node.rank, gethostname(), cause)
+        cause = _record_failure(records, run, launcher_exit, monitor)
         _finish(
             143,
             f"the trainer ended with {describe_exit(launcher_exit)} on this node: {cause}; see the log of node "
@@ -436,7 +471,8 @@ def _follow_attempt(
         )
     deadline = time.monotonic() + VERDICT_TIMEOUT_SECONDS
     while time.monotonic() < deadline and not signals.received:
-        verdict = records.read_verdict()
+        # In a bucket, node 0 may write its verdict on the attempt before while this node is already in the next one.
+        verdict = records.read_verdict() if run.bucket is None else records.read_last_verdict()
         is_new = verdict is not None and verdict != previous_verdict  # an earlier one may be of a run that was set back
         if run.saved_iteration() >= run.target or (
             verdict and is_new and verdict.code == 0 and verdict.iteration >= run.target
@@ -473,7 +509,7 @@ def _is_target_saved(run: TrainingRun) -> bool:
     A node that exits with code 0 does not come back. A tracker that names an incomplete checkpoint, or an outdated
     tracker from a cache, must therefore not end this node.
     """
-    if not run.is_megatron_lm:
+    if run.bucket is not None or not run.is_megatron_lm:
         return run.saved_iteration() >= run.target
     for seconds in (0.0, directory_cache_seconds(run.checkpoints)):
         time.sleep(seconds)
@@ -493,9 +529,10 @@ def _supervise(
     end: RunEnd,
     record_stop: Callable[[], object],
     collector: TrainingCollector,
+    uploads: Uploads | None,
     check_start: Callable[[], object] = lambda: None,
 ) -> LauncherExit:
-    """Run an attempt; `check_start` is called until there are ranks, and may raise Superseded."""
+    """Run an attempt and its uploads; `check_start` is called until there are ranks, and may raise Superseded."""
     collector.monitor = monitor
     settings = run.settings
     supervision = settings.supervision
@@ -540,7 +577,24 @@ def _supervise(
         announce_hang,
         record_stop,
     )
-    return supervisor.run(command, environment)
+    if uploads:
+        uploads.start()
+    launcher_exit = supervisor.run(command, environment)
+    with _warn_of_errors():
+        peers.records.append_curve(monitor.take_curve(), last=True)
+    if uploads:
+        if launcher_exit.has_failed and not (run.node.is_leader or launcher_exit.stopped):
+            _record_failure(peers.records, run, launcher_exit, monitor)  # node 0 reads it before this node ends
+        uploads.finish(launcher_exit.ranks_started_at, lambda: signals.received.count(SIGINT) > 1)
+    return launcher_exit
+
+
+def _record_failure(records: RunRecords, run: TrainingRun, launcher_exit: LauncherExit, monitor: LogMonitor) -> str:
+    """Record why the trainer failed on this node, which is not node 0, and return the cause."""
+    cause = launcher_exit.abort_reason or describe_cause(monitor).removeprefix(": ") or describe_exit(launcher_exit)
+    with contextlib.suppress(OSError):
+        records.write_failure(run.node.rank, gethostname(), cause)
+    return cause
 
 
 def _create_monitor(run: TrainingRun, began_at: int, resume_iteration: int) -> LogMonitor:
