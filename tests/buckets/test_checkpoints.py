@@ -322,6 +322,60 @@ def test_phases_continue_on_another_machine(job: Callable[..., BucketJob], datas
     run.assert_exact()
 
 
+PROGRAM = """
+import argparse, os, pathlib, shutil, time
+
+parser = argparse.ArgumentParser()
+parser.add_argument("data")
+for name in ("out", "steps", "save-interval"):
+    parser.add_argument(f"--{name}")
+parser.add_argument("--resume", action="store_true")
+options, _ = parser.parse_known_args()
+out, steps = pathlib.Path(options.out), int(options.steps)
+tracker = out / "latest_checkpointed_iteration.txt"
+step = int(tracker.read_text()) if tracker.exists() else 0
+total = int((out / f"checkpoint-{step}/state").read_text()) if step else 0
+while step < steps and os.environ["RANK"] == "0":
+    time.sleep(0.1)
+    step, total = step + 1, total + step + 1
+    print(f" iteration {step:8d}/{steps:8d} | consumed samples: {step} | elapsed time per iteration (ms): 30.0 |",
+          flush=True)
+    with (out / "metrics.jsonl").open("a") as file:
+        file.write(f"{step}\\n")
+    if step % int(options.save_interval) == 0:
+        (out / f"checkpoint-{step}").mkdir(exist_ok=True)
+        (out / f"checkpoint-{step}/state").write_text(str(total))
+        new = tracker.with_suffix(".new")
+        new.write_text(str(step))
+        new.replace(tracker)
+        for old in sorted(out.glob("checkpoint-*"), key=lambda path: int(path.name[11:]))[:-2]:
+            shutil.rmtree(old)
+"""
+"""A program in place of those of examples/frameworks, with their files."""
+
+
+def test_the_program_of_another_framework_continues_on_another_machine(
+    job: Callable[..., BucketJob], tmp_path: Path
+) -> None:
+    (tmp_path / "fsdp.py").write_text(PROGRAM)
+    run = job()
+    run.settings["training"]["decayStyle"] = "constant"
+    run.settings["model"] |= {"activation": "swiglu", "normalization": "RMSNorm", "positionEmbedding": "rope"}
+    run.settings["model"] |= {"addBiasLinear": False, "hiddenDropout": 0, "attentionDropout": 0}
+    run.settings["trainer"] |= {"framework": "fsdp", "programs": str(tmp_path), "python": ["true"]}
+    node = run.start()
+    wait_for(run, "is complete in", 60)
+    kill_with_ranks(run, node)
+    run.lose_disks()
+    first = int(run.objects()["latest_checkpointed_iteration.txt"])
+    code, log = run.once()
+    assert code == 0 and f"starting at iteration {first} of 40" in log, log
+    objects = run.objects()
+    assert int(objects["checkpoint-40/state"]) == 40 * 41 // 2
+    assert set(range(1, 41)) == {int(line) for line in objects["metrics.jsonl"].split()}
+    assert len({name.partition("/")[0] for name in objects if name.startswith("checkpoint-")}) == 2
+
+
 def test_a_checkpoint_before_nan_replaces_none(job: Callable[..., BucketJob]) -> None:
     run = job()
     run.fault("nan-exit.at13")

@@ -69,7 +69,7 @@ REFUSED = {
     "gang of another engine": ({"gang.minAvailable": 1, "engine": "jobset"}, "gang.minAvailable=1 works only"),
     "outside": ({"storage.checkpointPath": "../x"}, 'storage.checkpointPath="../x" contains ".."'),
     "absolute": ({"storage.datasetPath": "/data/x"}, 'storage.datasetPath="/data/x" begins with a slash'),
-    "bucket": ({"storage.checkpointPath": "s3://b/x"}, 'storage.checkpointPath="s3://b/x" is an address'),
+    "another service": ({"storage.checkpointPath": "ftp://b/x"}, 'storage.checkpointPath="ftp://b/x" is an address'),
     "blend of another service": ({"dataset.blend.all[0].path": "ftp://b"}, 'dataset.blend.all="ftp://b" is an address'),
     "blend outside": ({"dataset.blend.all[0].path": "/x"}, 'dataset.blend.all="/x" begins with a slash'),
     "no data": ({"storage.datasetPath": ""}, "storage.datasetPath and dataset.blend are both empty"),

@@ -98,13 +98,25 @@ def test_an_invalid_file_is_refused(tmp_path: Path, document: str, message: str)
 
 @pytest.mark.parametrize(
     ("section", "key"),
-    [("checkpoint", "path"), ("checkpoint", "loadPath"), ("dataset", "cachePath"), ("logs", "path")],
+    [("checkpoint", "loadPath"), ("dataset", "cachePath")],
 )
 def test_the_address_of_a_bucket_is_no_path(section: str, key: str, tmp_path: Path) -> None:
     document = content()
     document[section] = document.get(section, {}) | {key: "s3://bucket/x"}
     with pytest.raises(RequestError, match=rf"invalid {section}\.{key}: 's3://bucket/x' is an address"):
         read_settings(write_settings(tmp_path, document))
+
+
+def test_the_checkpoints_may_be_in_a_bucket(tmp_path: Path) -> None:
+    document = content()
+    document["checkpoint"]["path"] = "ftp://server/x"
+    with pytest.raises(RequestError, match=r"invalid checkpoint\.path: 'ftp://server/x' is an address"):
+        read_settings(write_settings(tmp_path, document))
+    document["checkpoint"]["path"] = "s3:///x"
+    with pytest.raises(RequestError, match="does not name a bucket"):
+        read_settings(write_settings(tmp_path, document))
+    document["checkpoint"]["path"] = "s3://bucket/x"
+    assert read_settings(write_settings(tmp_path, document)).checkpoint.path == "s3://bucket/x"
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
