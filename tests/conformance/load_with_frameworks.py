@@ -8,7 +8,9 @@ samples end; its result is the list of samples that all ranks together have trai
 """
 
 import contextlib
+import dataclasses
 import gc
+import itertools
 import json
 import logging
 import random
@@ -159,8 +161,9 @@ def titan_loader(request):
                 ranks.append([])
                 for _ in range(count):
                     inputs, labels = next(batches)
-                    assert list(inputs) == ["input"]
+                    assert list(inputs) == ["input", "positions"]
                     assert labels.shape == inputs["input"].shape
+                    assert inputs["positions"].tolist() == [list(range(SEQ_LENGTH))] * micro_batch
                     ranks[-1].append(case.name(inputs["input"]))
             dcp.save({"dataloader": loader}, checkpoint_id=scratch / "dcp", no_dist=True)
             case.add(ranks)
@@ -616,13 +619,26 @@ def titan_details(request):
     """Refusals and positions of torchtitan's loader."""
     from tokenmill.loaders.titan import TitanLoader
 
+    sizes = {"dp_world_size": 1, "dp_rank": 0, "seq_len": SEQ_LENGTH, "local_batch_size": 2, "tokenizer": None}
+
+    def build_config(**arguments):
+        return TitanLoader.Config(**{"dataset_path": request["pair"], **arguments})
+
     def build(**arguments):
-        config = TitanLoader.Config(**{"dataset_path": request["pair"], **arguments})
-        return config.build(dp_world_size=1, dp_rank=0, seq_len=SEQ_LENGTH, local_batch_size=2, tokenizer=None)
+        return build_config(**arguments).build(**sizes)
 
     opened = tokenmill.data.open(request["pair"], seq_length=SEQ_LENGTH, documents="positions").batch([0, 1])
     inputs, labels = next(iter(build(documents="positions")))
+    case = Case(request, 1)
+    again = {}
+    for name in ("repeat", "infinite"):  # as the validation of torchtitan sets them
+        loader = dataclasses.replace(build_config(samples=50, seed=1), **{name: True}).build(**sizes)
+        count = len(loader.loader)
+        read = [case.name(inputs["input"]) for inputs, _ in itertools.islice(loader, 2 * count + 1)]
+        again[name] = read == [[2 * (step % count), 2 * (step % count) + 1] for step in range(2 * count + 1)]
+        loader.close()
     return {
+        "again": again,
         "positions": [inputs["positions"].tolist() == opened.position_ids.tolist(), sorted(inputs)],
         "labels": labels.tolist() == opened.masked_labels().tolist(),
         "flat": titan_flat(request),

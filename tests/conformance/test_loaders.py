@@ -204,6 +204,7 @@ def check_torch_messages(details: dict[str, Any]) -> None:
 
 
 def check_titan(details: dict[str, Any]) -> None:
+    assert details["again"] == {"repeat": True, "infinite": True}
     assert details["positions"] == [True, ["input", "positions"]]
     assert details["labels"]
     *same, uneven = details["flat"]
