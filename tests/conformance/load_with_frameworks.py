@@ -5,10 +5,13 @@ Reads a request from standard input and writes the response to a file, because f
 
 Ranks are simulated in this process. A case is a run that is killed and resumed with another number of ranks, until the
 samples end; its result is the list of samples that all ranks together have trained, in the order of steps and ranks.
+The numbers of ranks are random, or with "ranks" those of this list, each with its micro-batch.
 """
 
 import contextlib
+import dataclasses
 import gc
+import itertools
 import json
 import logging
 import random
@@ -17,10 +20,12 @@ import warnings
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import torch
 
 import tokenmill.data
 from tokenmill.errors import RequestError
+from tokenmill.loaders.state import LoaderState
 
 WORLDS = (1, 2, 4, 8)
 SEQ_LENGTH = 8
@@ -39,7 +44,8 @@ class Case:
 
     def __init__(self, request, seed, phased=False):
         self.random = random.Random(seed)
-        self.global_batch = self.random.choice((16, 32))
+        self.ranks = request.get("ranks")
+        self.global_batch = 12 if self.ranks else self.random.choice((16, 32))
         self.phases = request["phases"] if phased else None
         if self.phases is None:
             self.samples = tokenmill.data.open(request["pair"], seq_length=SEQ_LENGTH, samples=50, seed=seed)
@@ -52,7 +58,7 @@ class Case:
 
     def name(self, tokens):
         """Return the numbers of the samples in a batch."""
-        return [self.numbers[row.numpy().tobytes()] for row in tokens]
+        return [self.numbers[np.asarray(row, np.int64).tobytes()] for row in tokens]
 
     def layout(self):
         """Return a number of ranks, and a micro-batch that divides the global batch among them."""
@@ -61,6 +67,10 @@ class Case:
 
     def parts(self, most_kills=1):
         """Yield (first step, last step, world, micro-batch) for each part of the run."""
+        if self.ranks:
+            for first, ranks in enumerate(self.ranks):
+                yield first, first + 1 if ranks is not self.ranks[-1] else self.steps, *ranks
+            return
         count = min(self.random.randint(1, most_kills), self.steps - 1)
         kills = self.random.sample(range(1, self.steps), count)
         for first, last in pairwise([0, *sorted(kills), self.steps]):
@@ -159,10 +169,51 @@ def titan_loader(request):
                 ranks.append([])
                 for _ in range(count):
                     inputs, labels = next(batches)
-                    assert list(inputs) == ["input"]
+                    assert list(inputs) == ["input", "positions"]
                     assert labels.shape == inputs["input"].shape
+                    assert inputs["positions"].tolist() == [list(range(SEQ_LENGTH))] * micro_batch
                     ranks[-1].append(case.name(inputs["input"]))
             dcp.save({"dataloader": loader}, checkpoint_id=scratch / "dcp", no_dist=True)
+            case.add(ranks)
+
+    return run_cases(request, run)
+
+
+@check
+def grain_loader(request):
+    """Kill and resume RankDataset, with batches that were read ahead and never yielded."""
+    import grain
+
+    from tokenmill.loaders.grain import RankDataset
+
+    def run(case, scratch):
+        state = None
+        for first, last, world, micro_batch in case.parts(3):
+            ranks, states = [], []
+            fields = case.random.choice(("tokenmill", "maxtext"))
+            for rank in range(world):
+                threads = case.random.randint(0, 3)
+                dataset = RankDataset(
+                    case.samples,
+                    micro_batch,
+                    rank=rank,
+                    world=world,
+                    global_batch=case.global_batch,
+                    fields=fields,
+                    read_options=grain.ReadOptions(threads, threads + 1),
+                )
+                with contextlib.closing(iter(dataset)) as batches:
+                    if state is not None:
+                        batches.set_state(json.loads(state))
+                    assert batches.consumed == first * case.global_batch
+                    count = (last - first) * case.global_batch // (micro_batch * world)
+                    name = "tokens" if fields == "tokenmill" else "inputs"
+                    ranks.append([case.name(next(batches)[name]) for _ in range(count)])
+                    states.append(json.dumps(batches.get_state()))
+                    if last == case.steps:
+                        assert next(batches, None) is None
+            assert len(set(states)) == 1
+            state = states[0]
             case.add(ranks)
 
     return run_cases(request, run)
@@ -591,6 +642,101 @@ def lightning_details(request):
     return result
 
 
+@check
+def grain_details(request):
+    """Arrays, worker processes, states and refusals of Grain's data source and dataset."""
+    import pickle
+
+    import grain
+
+    from tokenmill.loaders.grain import GrainSource, RankDataset
+
+    case = Case(request, 1)
+    samples = case.samples
+    ranks = {"rank": 0, "world": 1}
+    result = {"total": len(samples), "contents": {}, "maxtext": {}}
+    for documents in ("none", "positions", "varlen", "mask"):
+        opened = tokenmill.data.open(request["pair"], seq_length=SEQ_LENGTH, documents=documents)
+        expected = opened.batch([0, 1, 2])
+        arrays = {"tokens": expected.tokens, "labels": expected.masked_labels(), "loss_mask": expected.loss_mask}
+        arrays |= {"position_ids": expected.position_ids}
+        if documents == "varlen":
+            arrays |= {"cu_seqlens": expected.cu_seqlens, "max_seqlen": expected.max_seqlen}
+        elif documents == "mask":
+            arrays["attention_mask"] = expected.attention_mask
+        (batch, *_) = RankDataset(opened, 3, **ranks)
+        equal = [list(batch) == list(arrays), *(np.array_equal(batch[name], arrays[name]) for name in arrays)]
+        result["contents"][documents] = all(equal)
+    for documents in ("none", "positions"):
+        eod = int(samples[0].tokens[0, 2])
+        opened = tokenmill.data.open(
+            request["pair"], seq_length=SEQ_LENGTH, samples=50, seed=1, documents=documents, eod=eod, mask_eod=True
+        )
+        expected = opened.batch([0, 1, 2])
+        (batch, *_) = RankDataset(opened, 3, fields="maxtext", **ranks)
+        segments = expected.starts.cumsum(1) if documents == "positions" else np.ones_like(expected.tokens)
+        arrays = {"inputs": expected.tokens, "inputs_position": expected.position_ids}
+        arrays |= {"inputs_segmentation": segments, "targets": expected.labels}
+        arrays |= {"targets_position": expected.position_ids}
+        arrays |= {"targets_segmentation": segments * (expected.loss_mask != 0)}
+        equal = [list(batch) == list(arrays), *(np.array_equal(batch[name], arrays[name]) for name in arrays)]
+        equal.append({array.dtype.name for array in batch.values()} == {"int32"})
+        result["maxtext"][documents] = [all(equal), int((batch["targets_segmentation"] == 0).sum())]
+
+    source = GrainSource(samples, "maxtext")
+    result["source"] = [
+        isinstance(source, grain.sources.RandomAccessDataSource),
+        [case.name(source[number]["inputs"][None]) for number in (3, 0)],
+        list(source[3]["inputs"].shape),
+        repr(source) == repr(GrainSource(samples, "maxtext")) != repr(GrainSource(open_other(request))),
+    ]
+    long = tokenmill.data.open(request["pair"], seq_length=SEQ_LENGTH, samples=100_000)
+    order = long[0].tokens.tolist()
+    pickled = pickle.dumps(GrainSource(long))
+    result["pickled"] = [len(pickled) < 10_000, pickle.loads(pickled)[0]["tokens"].tolist() == order[0]]
+
+    workers = grain.MultiprocessingOptions(num_workers=2, per_worker_buffer_size=2)
+    dataset = RankDataset(samples, 2, rank=1, world=2, consumed=4, multiprocessing_options=workers)
+    expected = list(tokenmill.data.Order(len(samples), 2, rank=1, world=2, consumed=4))
+    with contextlib.closing(iter(dataset)) as batches:
+        batches.start_prefetch()
+        read = [case.name(next(batches)["tokens"]) for _ in range(3)]
+        state = batches.get_state()
+        read += [case.name(batch["tokens"]) for batch in batches]
+        result["workers"] = read == expected
+        batches.set_state(state)
+        result["workers resumed"] = [case.name(batch["tokens"]) for batch in batches] == expected[3:]
+    result["mapped"] = []
+    mapped = iter(RankDataset(samples, 2, **ranks).map(lambda batch: batch["tokens"] + 1))
+    for state in (None, LoaderState.capture(samples.identity, 10, 0)):
+        if state:
+            mapped.set_state(state)
+        result["mapped"] += [case.name(next(mapped) - 1), mapped.get_state()["consumed"]]
+    mapped.close()
+    result["complete steps"] = [len(list(RankDataset(samples, 2, global_batch=6, **ranks))), len(samples) // 6 * 3]
+    batches = iter(RankDataset(samples, 2, **ranks))
+    result["shared by processes"] = isinstance(batches, grain.experimental.ElasticIterator)
+    batches.close()
+    with contextlib.suppress(ValueError):
+        next(batches)
+        result["shared by processes"] = "a closed iterator was read"
+
+    varlen = tokenmill.data.open(request["pair"], seq_length=SEQ_LENGTH, documents="varlen")
+    result["refusals"] = [
+        refuse(RankDataset, samples, 4, rank=0, world=2, global_batch=12),
+        refuse(RankDataset, samples, 4, rank=2, world=2),
+        refuse(RankDataset, samples, 4, fields="jax", **ranks),
+        refuse(RankDataset, varlen, 4, fields="maxtext", **ranks),
+        refuse(GrainSource, varlen),
+        refuse(iter(RankDataset(open_other(request), 2, **ranks)).set_state, state),
+        refuse(iter(RankDataset(samples, 2, **ranks)).set_state, {"next_index": 3}),
+    ]
+    synthetic = tokenmill.data.open("synthetic:100", seq_length=SEQ_LENGTH, samples=20)
+    saved = LoaderState.capture(synthetic.identity, 8, 4)
+    result["log"] = list_messages(lambda: iter(RankDataset(synthetic, 2, global_batch=6, **ranks)).set_state(saved))
+    return result
+
+
 def titan_flat(request):
     """Compare batches of one dimension, which torchtitan's main branch reads since August 2026, with the samples."""
     from tokenmill.loaders.titan import TitanLoader
@@ -616,13 +762,26 @@ def titan_details(request):
     """Refusals and positions of torchtitan's loader."""
     from tokenmill.loaders.titan import TitanLoader
 
+    sizes = {"dp_world_size": 1, "dp_rank": 0, "seq_len": SEQ_LENGTH, "local_batch_size": 2, "tokenizer": None}
+
+    def build_config(**arguments):
+        return TitanLoader.Config(**{"dataset_path": request["pair"], **arguments})
+
     def build(**arguments):
-        config = TitanLoader.Config(**{"dataset_path": request["pair"], **arguments})
-        return config.build(dp_world_size=1, dp_rank=0, seq_len=SEQ_LENGTH, local_batch_size=2, tokenizer=None)
+        return build_config(**arguments).build(**sizes)
 
     opened = tokenmill.data.open(request["pair"], seq_length=SEQ_LENGTH, documents="positions").batch([0, 1])
     inputs, labels = next(iter(build(documents="positions")))
+    case = Case(request, 1)
+    again = {}
+    for name in ("repeat", "infinite"):  # as the validation of torchtitan sets them
+        loader = dataclasses.replace(build_config(samples=50, seed=1), **{name: True}).build(**sizes)
+        count = len(loader.loader)
+        read = [case.name(inputs["input"]) for inputs, _ in itertools.islice(loader, 2 * count + 1)]
+        again[name] = read == [[2 * (step % count), 2 * (step % count) + 1] for step in range(2 * count + 1)]
+        loader.close()
     return {
+        "again": again,
         "positions": [inputs["positions"].tolist() == opened.position_ids.tolist(), sorted(inputs)],
         "labels": labels.tolist() == opened.masked_labels().tolist(),
         "flat": titan_flat(request),
@@ -785,6 +944,8 @@ def documents(request):
                 dp_world_size=2, dp_rank=1, tokenizer=None, seq_len=32, local_batch_size=4
             )
             result["length"] = len(loader.loader)
+        elif section["title"] == "Grain and MaxText":
+            result["consumed"] = namespace["state"]["consumed"]
         elif "loader" in namespace:
             result["consumed"] = namespace["loader"].consumed
         if "arguments" in namespace:

@@ -56,7 +56,16 @@ def test_every_framework_reads_the_same_samples(dataset: Path) -> None:
     options = ["--split", "80,20", "--samples", "12000", "--count", "48"]
     code, rows = check(dataset, *options, "--framework", "all")
     assert code == 0, rows
-    for name in ("megatron-core", "automodel", "torch", "transformers", "lightning", "torchtitan", "deepspeed"):
+    for name in (
+        "megatron-core",
+        "automodel",
+        "torch",
+        "transformers",
+        "lightning",
+        "torchtitan",
+        "deepspeed",
+        "grain",
+    ):
         for part in ("train", "validation"):
             assert rows[f"{name}, {part}"]["result"] == "equal", rows[f"{name}, {part}"]
     assert rows["train"]["detail"].rpartition("; fingerprint")[0].endswith("1.62 epochs")

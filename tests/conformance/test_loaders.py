@@ -23,6 +23,7 @@ from support.pairs import random_sequences, write_pair
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs/frameworks.md"
 CASES = 50
+LOADERS = ["torch_loader", "titan_loader", "grain_loader", "hf_trainer", "lightning_trainer"]
 
 pytestmark = pytest.mark.conformance
 
@@ -119,7 +120,7 @@ def test_the_loaders_read_buckets(
         address = f"s3://{tmp_path.name}"
         phases = tmp_path / "phases.json"
         phases.write_text(Path(request_data["phases"]).read_text().replace(str(objects), address))
-        checks = ["torch_loader", "titan_loader", "hf_trainer", "lightning_trainer"]
+        checks = LOADERS
         changed = {"pair": f"{address}/a", "phases": str(phases), "cases": 6}
         # The frameworks' environment has no client of buckets, like a training image; tokenmill's own has one.
         packages = sysconfig.get_paths()["purelib"]
@@ -127,6 +128,21 @@ def test_the_loaders_read_buckets(
         for name in checks:
             check_cases(results[name], 6)
         assert server.take_counts().requests > 0
+
+
+def test_two_ranks_then_one_then_three(request_data: dict[str, Any], tmp_path: Path) -> None:
+    """All loaders read the same samples, without phases and with them."""
+    results = run(request_data, tmp_path, LOADERS, cases=2, ranks=[[2, 2], [1, 4], [3, 2]])
+    for name in LOADERS:
+        check_cases(results[name], 2)
+
+
+def test_grain(request_data: dict[str, Any], tmp_path: Path) -> None:
+    results = run(request_data, tmp_path, ["grain_loader", "grain_details"])
+    check_cases(results["grain_loader"])
+    check_grain_arrays(results["grain_details"])
+    check_grain_order(results["grain_details"])
+    check_grain_refusals(results["grain_details"])
 
 
 def test_torchtitan_of_its_main_branch(
@@ -203,7 +219,40 @@ def check_torch_messages(details: dict[str, Any]) -> None:
     assert all(message.startswith("SYNTHETIC: ") for message in details["batch change"])
 
 
+def check_grain_arrays(details: dict[str, Any]) -> None:
+    assert details["contents"] == dict.fromkeys(("none", "positions", "varlen", "mask"), True)
+    assert [equal for equal, _ in details["maxtext"].values()] == [True, True]
+    assert all(untrained > 0 for _, untrained in details["maxtext"].values())
+    assert details["source"] == [True, [[3], [0]], [8], True]
+    assert details["pickled"] == [True, True]
+
+
+def check_grain_order(details: dict[str, Any]) -> None:
+    assert details["workers"] is True and details["workers resumed"] is True
+    assert details["mapped"] == [[0, 1], 2, [10, 11], 12]
+    steps, expected = details["complete steps"]
+    assert steps == expected > 0
+    assert details["shared by processes"] is True
+    assert details["log"][1] == "SYNTHETIC: tokenmill data: the global batch was 4 samples, and is 6 now"
+    assert all(message.startswith("SYNTHETIC: ") for message in details["log"])
+
+
+def check_grain_refusals(details: dict[str, Any]) -> None:
+    expected = (
+        r"invalid global_batch 12: it must be a multiple of micro_batch 4 \* 2 ranks",
+        "invalid rank 2",
+        "invalid fields 'jax': choose tokenmill or maxtext",
+        "invalid documents 'varlen': MaxText makes masks",
+        "invalid documents varlen",
+        "the checkpoint belongs to other samples .* has another content",
+        "invalid state of a loader",
+    )
+    for pattern, message in zip(expected, details["refusals"], strict=True):
+        assert re.search(pattern, message), message
+
+
 def check_titan(details: dict[str, Any]) -> None:
+    assert details["again"] == {"repeat": True, "infinite": True}
     assert details["positions"] == [True, ["input", "positions"]]
     assert details["labels"]
     *same, uneven = details["flat"]
@@ -278,11 +327,12 @@ def check_megatron_samples(results: dict[str, Any]) -> None:
 def test_the_programs_of_the_document_run(request_data: dict[str, Any], tmp_path: Path) -> None:
     ran = run(request_data, tmp_path, ["documents"], sections=sections(), distributed=True)["documents"]
     assert list(ran)[1:] == [
-        *("PyTorch: FSDP2 and DDP", "DeepSpeed", "Transformers", "Lightning", "torchtitan"),
+        *("PyTorch: FSDP2 and DDP", "DeepSpeed", "Transformers", "Lightning", "torchtitan", "Grain and MaxText"),
         *("Megatron-LM", "Megatron-Bridge", "NeMo Automodel", "NeMo 2"),
     ]
     assert ran["Transformers"] == {"step": 8, "last": 64}
     assert ran["Lightning"]["consumed"] == 32
     assert ran["torchtitan"]["length"] > 8
+    assert ran["Grain and MaxText"]["consumed"] == 32
     assert ran["DeepSpeed"]["consumed"] == 32
     assert ran["PyTorch: FSDP2 and DDP"]["consumed"] == 32

@@ -6,10 +6,11 @@ import importlib.util
 import pytest
 
 
-@pytest.mark.parametrize("name", ["torch", "hf", "deepspeed", "lightning", "titan"])
+@pytest.mark.parametrize("name", ["torch", "hf", "deepspeed", "lightning", "titan", "grain"])
 def test_a_missing_framework_names_the_installation(name: str) -> None:
-    if importlib.util.find_spec("torch"):
-        pytest.skip("PyTorch is installed")
+    framework = "grain" if name == "grain" else "torch"
+    if importlib.util.find_spec(framework):
+        pytest.skip(f"{framework} is installed")
     with pytest.raises(ModuleNotFoundError, match="run pip install"):
         importlib.import_module(f"tokenmill.loaders.{name}")
 

@@ -13,6 +13,7 @@ Modules; each of the frameworks' modules imports its framework, and needs the ex
     hf         data set, collator and callback for the Trainer of Transformers
     lightning  a data module for Lightning
     titan      the data loader of torchtitan
+    grain      data source and dataset of Grain, for MaxText and other programs in JAX
     megatron   the configuration with which Megatron-LM, Megatron-Bridge and NeMo read the same samples themselves
 
 docs/frameworks.md shows each of them.

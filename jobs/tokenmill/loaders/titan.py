@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from tokenmill.errors import RequestError
-from tokenmill.loaders.torch import Loader, LoaderMetrics
+from tokenmill.loaders.torch import Loader, LoaderMetrics, Tensors
 from tokenmill.samples.batch import Documents
 from tokenmill.samples.opening import open as open_samples
 from tokenmill.samples.samples import Samples
@@ -37,9 +37,10 @@ except ModuleNotFoundError as error:
 
 
 class TitanLoader(BaseDataLoader):  # type: ignore[misc]
-    """The batches of one data-parallel rank as torchtitan reads them: ({"input": tokens, ...}, labels).
+    """The batches of one data-parallel rank as torchtitan reads them: ({"input": ..., "positions": ...}, labels).
 
-    With `max_context_length`, all tensors have one dimension, and "positions" is always among them.
+    torchtitan makes the masks of its Flex and Varlen attention from the positions, and fails without them. With
+    `max_context_length`, all tensors have one dimension.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -59,12 +60,16 @@ class TitanLoader(BaseDataLoader):  # type: ignore[misc]
         split: str | None = None
         part: str = "train"
         documents: str = "none"
-        """none, or positions: positions that restart with each document, from which torchtitan makes its masks."""
+        """none, or positions: positions that restart with each document, so that a token attends only to its own."""
         boundaries: str = "sequence"
         mask_eod: bool = False
         index_cache: str | None = None
         prefetch: int = 2
         pin_memory: bool = False
+        repeat: bool = False
+        """Start again after the last sample; torchtitan sets it for a validation that has a number of steps."""
+        infinite: bool = False
+        """The name of `repeat` up to release 0.3."""
 
     def __init__(
         self,
@@ -85,6 +90,7 @@ class TitanLoader(BaseDataLoader):  # type: ignore[misc]
                 are not a multiple of those of a sample.
         """
         self._flat = max_context_length is not None
+        self._repeat = config.repeat or config.infinite
         length = seq_len or max_context_length
         if length and num_tokens_per_batch:
             if num_tokens_per_batch % length:
@@ -136,14 +142,22 @@ class TitanLoader(BaseDataLoader):  # type: ignore[misc]
         return self.loader.samples
 
     def __iter__(self) -> "Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]":
-        """Yield the batches that are left."""
-        for batch in self.loader:
-            tensors = {"input": cast(Any, batch["tokens"]), "labels": cast(Any, batch["labels"])}
-            if self.samples.documents == "positions" or self._flat:  # positions separate the samples of a flat batch
-                tensors["positions"] = cast(Any, batch["position_ids"])
-            if self._flat:
-                tensors = {name: tensor.flatten() for name, tensor in tensors.items()}
-            yield tensors, tensors.pop("labels")
+        """Yield the batches that are left, and with `repeat` the batches of all samples again and again."""
+        while True:
+            for batch in self.loader:
+                yield self._convert(batch)
+            if not self._repeat or len(self.loader):  # another iteration reads the batches that are left
+                return
+            self.loader.seek(0)
+            if not len(self.loader):
+                return
+
+    def _convert(self, batch: Tensors) -> "tuple[dict[str, torch.Tensor], torch.Tensor]":
+        names = {"input": "tokens", "positions": "position_ids", "labels": "labels"}
+        tensors = {name: cast(Any, batch[source]) for name, source in names.items()}
+        if self._flat:
+            tensors = {name: tensor.flatten() for name, tensor in tensors.items()}
+        return tensors, tensors.pop("labels")
 
     def state_dict(self) -> dict[str, int | str]:
         """Return the state: the same on all ranks."""

@@ -172,12 +172,7 @@ class Loader:
         self.rank, self.world = find_rank(rank, world, mesh)
         self._known_batch = global_batch or 0
         self.global_batch = micro_batch * self.world if global_batch is None else global_batch
-        Order(len(samples), micro_batch, rank=self.rank, world=self.world, consumed=consumed)  # checks the numbers
-        if self.global_batch < 1 or self.global_batch % (micro_batch * self.world):
-            raise RequestError(
-                f"invalid global_batch {self.global_batch}: it must be a multiple of micro_batch {micro_batch} * "
-                f"{self.world} ranks; change one of them"
-            )
+        self._order = self._start(consumed)
         if prefetch < 0:
             raise RequestError(f"invalid prefetch {prefetch}: it must be 0 or more; set prefetch")
         self.prefetch = prefetch
@@ -187,7 +182,6 @@ class Loader:
         self._batches: _Batches | None = None
         self._count = 0
         self._wait = self._last_wait = 0.0
-        self._order = self._start(consumed)
         log_start(samples, consumed, self.rank, self.world)
 
     @property
@@ -282,10 +276,14 @@ class Loader:
         self.close()
 
     def _start(self, consumed: int) -> Order:
-        total = len(self.samples)
-        order = Order(total, self.micro_batch, rank=self.rank, world=self.world, consumed=consumed)
-        order.total -= (total - consumed) % self.global_batch
-        return order
+        return Order(
+            len(self.samples),
+            self.micro_batch,
+            rank=self.rank,
+            world=self.world,
+            consumed=consumed,
+            global_batch=self.global_batch,
+        )
 
 
 class _Batches:

@@ -25,6 +25,7 @@ class Order:
         world: int = 1,
         consumed: int = 0,
         drop_last: bool = True,
+        global_batch: int | None = None,
     ) -> None:
         """Start after `consumed` samples of `total`.
 
@@ -36,9 +37,11 @@ class Order:
             consumed: the samples that all ranks together have taken before.
             drop_last: leave out the last step if it is incomplete; otherwise some ranks get fewer samples in it, or
                 an empty list.
+            global_batch: samples of all ranks in one step of the optimizer, a multiple of micro_batch * world. The
+                order then ends after a complete step of the optimizer. None: micro_batch * world.
 
         Raises:
-            RequestError: a number is outside its range.
+            RequestError: a number is outside its range, or the global batch is not a multiple.
         """
         if micro_batch < 1 or world < 1:
             raise RequestError(f"invalid micro_batch {micro_batch}, world {world}: both must be 1 or more; set them")
@@ -49,7 +52,13 @@ class Order:
                 f"invalid consumed {consumed:,}: there are {total:,} samples; request more samples, or start with a "
                 "smaller number"
             )
-        self.total, self.micro_batch, self.rank, self.world = total, micro_batch, rank, world
+        if global_batch is not None and (global_batch < 1 or global_batch % (micro_batch * world)):
+            raise RequestError(
+                f"invalid global_batch {global_batch}: it must be a multiple of micro_batch {micro_batch} * {world} "
+                "ranks; change one of them"
+            )
+        self.total = total if global_batch is None else total - (total - consumed) % global_batch
+        self.micro_batch, self.rank, self.world = micro_batch, rank, world
         self.consumed = consumed
         """Samples of all ranks in the steps that were yielded, and before them."""
         self.drop_last = drop_last
@@ -80,9 +89,9 @@ class Order:
             yield numbers
         self._ended = True
 
-    def peek(self) -> list[int]:
-        """Return the sample numbers of this rank for the next step, without counting it."""
-        start = self.consumed + self.rank * self.micro_batch
+    def peek(self, steps: int = 0) -> list[int]:
+        """Return the sample numbers of this rank for the next step, or a number of steps after it, without counting."""
+        start = self.consumed + steps * self.step_samples + self.rank * self.micro_batch
         return list(range(min(start, self.total), min(start + self.micro_batch, self.total)))
 
     def advance(self) -> None:

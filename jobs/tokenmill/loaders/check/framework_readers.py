@@ -8,6 +8,7 @@ that are not trained are -100.
 import logging
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -263,6 +264,15 @@ def read_deepspeed(request: FrameworkRequest, part: FrameworkPart, directory: Pa
     with engine_loader(engine, _open(request, part)) as loader:
         for batch in loader:
             yield _to_numpy(batch["tokens"]), _to_numpy(batch["labels"])
+
+
+def read_grain(request: FrameworkRequest, part: FrameworkPart, directory: Path) -> SampleStream:
+    """Read with the iterator of `tokenmill.loaders.grain.RankDataset`."""
+    from tokenmill.loaders.grain import RankDataset
+
+    with closing(iter(RankDataset(_open(request, part), 1, rank=0, world=1))) as batches:
+        for batch in batches:
+            yield batch["tokens"], batch["labels"]
 
 
 def _to_numpy(tensor: Any) -> Array:

@@ -112,6 +112,12 @@ FRAMEWORKS: dict[str, SampleReader] = {
         distribution="deepspeed",
         remedy="run pip install '.[deepspeed]' in the clone of tokenmill",
     ),
+    "grain": SampleReader(
+        read=readers.read_grain,
+        modules=("grain",),
+        distribution="grain",
+        remedy="run pip install '.[grain]' in the clone of tokenmill",
+    ),
     "megatron-bridge": SampleReader(
         read=readers.read_megatron_bridge,
         modules=("megatron.bridge", "transformer_engine", "torch"),

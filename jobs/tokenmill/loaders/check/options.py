@@ -47,8 +47,8 @@ class CheckOptions:
     framework: Annotated[
         list[str] | None,
         Option(
-            "all, megatron-core, automodel, torch, transformers, lightning, torchtitan, deepspeed or megatron-bridge; "
-            "repeatable.",
+            "all, megatron-core, automodel, torch, transformers, lightning, torchtitan, deepspeed, grain or "
+            "megatron-bridge; repeatable.",
             metavar="NAME",
             usual=True,
         ),
