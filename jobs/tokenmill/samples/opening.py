@@ -96,7 +96,7 @@ def open(
     keep_partial: bool = False,
     index_cache: str | Path | None = None,
 ) -> Samples:
-    """Open the samples that Megatron-LM's GPTDataset gives, or the packed rows of conversations.
+    """Open the samples that Megatron-LM's GPTDataset gives, or packed rows of conversations or documents.
 
     Args:
         source: an output of tokenmill preprocess or pack; the prefix of a pair; a list of such, or of (weight, source);
@@ -238,8 +238,10 @@ def _make_samples(
     locate: Callable[[Sequence[Piece]], list[SampleOrigin]],
     recorded_eod: int | None,
     reading: _Reading,
+    *,
+    packed: bool = False,
 ) -> Samples:
-    """Return samples of pairs whose dataset has recorded this EOD, if it has a record."""
+    """Return samples of pairs whose dataset has recorded this EOD, if it has a record; `packed` rows may be padded."""
     pad = reading.pad
     if pad == (recorded_eod if reading.eod is None else reading.eod):
         pad = None  # Megatron-LM does not mask a pad that is another special token
@@ -253,7 +255,7 @@ def _make_samples(
         locate,
         documents=reading.documents,
         boundary=boundary if reading.boundaries == "eod" else None,
-        masking=Masking(pad, masked_eod, identity.keep_partial),
+        masking=Masking(pad, masked_eod, identity.keep_partial or packed),
     )
 
 
@@ -305,7 +307,8 @@ def _open_pairs(
         blend=None if weights is None else content_id(weights),
         keep_partial=request.keep_partial and request.part == "validation",
     )
-    return _make_samples(pair_source, identity, partial(locate_pieces, pairs), opened[0].eod, reading)
+    packed = any(pair.pack_size for pair in pairs)
+    return _make_samples(pair_source, identity, partial(locate_pieces, pairs), opened[0].eod, reading, packed=packed)
 
 
 def _open_pack(

@@ -73,7 +73,7 @@ def build_order(
     for start, stop in _ranges(epochs):
         part = sequences[start * count : stop * count]
         for epoch in part.reshape(stop - start, count):
-            _fill(epoch, first)
+            fill_numbers(epoch, first)
         random.shuffle(part)
     ends = allocate("ends", epochs.number * count, np.int64)
     total = 0
@@ -86,14 +86,14 @@ def build_order(
         if start % RELEASED == 0:
             release(lengths)
     samples = allocate("samples", epochs.samples, np.uint32 if epochs.samples < MAX_UINT32 - 1 else np.int64)
-    _fill(samples, 0)
+    fill_numbers(samples, 0)
     random.shuffle(samples[: epochs.shuffled_first])
     if epochs.separate:
         random.shuffle(samples[epochs.shuffled_first :])
     return PairOrder(sequences, ends, samples)
 
 
-def _fill(array: Array, first: int) -> None:
+def fill_numbers(array: Array, first: int) -> None:
     """Write the numbers from `first` on, in blocks: an array of all numbers would not be in a file."""
     for start in range(0, len(array), BLOCK):
         stop = min(start + BLOCK, len(array))
