@@ -21,10 +21,10 @@ PARTS = ("train", "valid", "test")
 
 
 class Tokenizer:
-    """The attributes of a tokenizer that GPTDataset uses; its pad is its EOD, as that of many tokenizers."""
+    """The attributes of a tokenizer that GPTDataset uses; it has no pad, as many tokenizers."""
 
     def __init__(self, eod):
-        self.eod = self.pad = eod
+        self.eod, self.pad = eod, None
         self.vocab_size = None
         self.unique_identifiers = {"class": "test", "eod": eod}
 
@@ -75,8 +75,6 @@ def main():
     before = {path.name: path.stat().st_mtime_ns for path in cache.iterdir()}
     dataset = build()
     assert {path.name: path.stat().st_mtime_ns for path in cache.iterdir()} == before, "the index was built again"
-    for part in getattr(dataset, "datasets", [dataset]):
-        part.masks_and_position_ids_are_cacheable = False  # see draw_with_megatron.py
     items = [dataset[number] for number in range(request["samples"])]
     names = ["tokens", "labels", "loss_mask", "position_ids", *(["cu_seqlens"] if masks else [])]
     arrays = {name: numpy.stack([item[name].numpy() for item in items]) for name in names}

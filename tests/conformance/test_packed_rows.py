@@ -65,7 +65,7 @@ def read_rows(prefix: Path) -> Counter[tuple[tuple[int, ...], ...]]:
 
 @pytest.mark.parametrize("training", [False, True], ids=["megatron-core", "training"])
 def test_a_sample_is_a_row(packed: Path, tmp_path: Path, training: bool) -> None:
-    """Each row of the pair is a sample once in each epoch, padded without a loss, with masks between its documents."""
+    """Each row of the pair is a sample once in each epoch, with masks between its documents."""
     prefix = packed / "shard-00000-of-00002_text_document"
     rows = read_rows(prefix)
     count = rows.total()
@@ -76,16 +76,11 @@ def test_a_sample_is_a_row(packed: Path, tmp_path: Path, training: bool) -> None
     for epoch in range(2):
         seen: Counter[tuple[tuple[int, ...], ...]] = Counter()
         for number in range(epoch * count, (epoch + 1) * count):
-            trained = np.flatnonzero(drawn["loss_mask"][number])
-            length = int(trained[-1]) + 1
-            assert len(trained) == length, "only padding at the end is not trained"
             own = samples[number].cu_seqlens
             assert own is not None
-            bounds = [int(bound) for bound in own if bound < length] + [length]
+            bounds = own.tolist()
             if "cu_seqlens" in drawn:
-                megatron = drawn["cu_seqlens"][number].tolist()
-                assert [bound for bound in dict.fromkeys(megatron) if bound < length] == bounds[:-1]
-                assert megatron[-1] == SIZE
+                assert list(dict.fromkeys(drawn["cu_seqlens"][number].tolist())) == bounds
             tokens = drawn["tokens"][number]
             seen[tuple(tuple(tokens[a:b].tolist()) for a, b in pairwise(bounds))] += 1
         assert seen == rows
@@ -93,8 +88,7 @@ def test_a_sample_is_a_row(packed: Path, tmp_path: Path, training: bool) -> None
     for name in ("tokens", "labels", "loss_mask"):
         np.testing.assert_array_equal(getattr(batch, name), drawn[name], name)
     if "cu_seqlens" in drawn:
-        trained = drawn["loss_mask"] != 0
-        np.testing.assert_array_equal(batch.position_ids[trained], drawn["position_ids"][trained])
+        np.testing.assert_array_equal(batch.position_ids, drawn["position_ids"])
 
 
 CASES: dict[str, Callable[[Path], dict[str, Any]]] = {

@@ -33,7 +33,7 @@ from tokenmill.train.settings import CheckpointSettings, DatasetSettings, Settin
 
 pytestmark = pytest.mark.slow
 
-SIZE = 128
+SIZE, EOD = 128, 0
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +58,27 @@ def read_documents(directory: Path) -> list[tuple[int, ...]]:
 def read_rows(prefix: Path) -> list[list[tuple[int, ...]]]:
     """Return the rows of a pair: the ids of each of their sequences."""
     reader = IndexedReader(prefix)
-    return [
+    rows = [
         [tuple(reader.sequence(number).tolist()) for number in range(first, end)]
         for first, end in pairwise(reader.document_indices.tolist())
     ]
+    assert {sum(map(len, row)) for row in rows} == {SIZE}
+    return rows
+
+
+def cut(documents: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Return the documents, of those longer than a row the pieces."""
+    return [document[first : first + SIZE] for document in documents for first in range(0, len(document), SIZE)]
+
+
+def assert_packed(rows: list[list[tuple[int, ...]]], pieces: list[tuple[int, ...]]) -> None:
+    """Check that rows have these pieces once, and padding only at their ends."""
+    sequences = Counter(sequence for row in rows for sequence in row)
+    expected = Counter(pieces)
+    assert expected <= sequences
+    padding = sequences - expected
+    assert all(set(sequence) == {EOD} for sequence in padding)
+    assert padding <= Counter(row[-1] for row in rows)
 
 
 def get_prefix(directory: Path) -> Path:
@@ -71,17 +88,7 @@ def get_prefix(directory: Path) -> Path:
 
 def test_documents_that_fit_are_whole(packed: Path) -> None:
     documents, rows = read_documents(packed.parent / "pairs"), read_rows(get_prefix(packed))
-    fitting = Counter(document for document in documents if len(document) <= SIZE)
-    sequences = Counter(sequence for row in rows for sequence in row)
-    assert fitting <= sequences
-    pieces = Counter(
-        document[first : first + SIZE]
-        for document in documents
-        if len(document) > SIZE
-        for first in range(0, len(document), SIZE)
-    )
-    assert sequences == fitting + pieces
-    assert max(sum(map(len, row)) for row in rows) <= SIZE
+    assert_packed(rows, cut(documents))
     assert verify_outputs(packed, KINDS, full=True)[1] == []
 
 
@@ -94,8 +101,9 @@ def test_the_manifest_counts_rows_and_cut_documents(packed: Path) -> None:
         "out": len(documents),
         "dropped": 0,
         "rows": len(rows),
-        "sequences": sum(map(len, rows)),
+        "sequences": len(cut(documents)),
         "tokens": int(ends[-1]),
+        "padding": len(rows) * SIZE - int(ends[-1]),
         "cut": sum(len(document) > SIZE for document in documents),
         "cut_unpacked": sum(
             any(start < bound < end for bound in range(0, end, SIZE))
@@ -125,12 +133,11 @@ def test_rows_are_samples_with_documents(packed: Path) -> None:
     for number in range(len(rows)):
         batch = samples[number]
         assert batch.cu_seqlens is not None
-        length = int(batch.loss_mask.sum())
-        bounds = [bound for bound in batch.cu_seqlens.tolist() if bound < length] + [length]
-        assert not batch.loss_mask[0, length:].any()
-        seen[tuple(tuple(batch.tokens[0, a:b].tolist()) for a, b in pairwise(bounds))] += 1
+        assert batch.loss_mask.all()
+        row = [tuple(batch.tokens[0, a:b].tolist()) for a, b in pairwise(batch.cu_seqlens.tolist())]
+        seen[tuple(row)] += 1
         pieces = samples.origin(number)
-        assert len(pieces) == len(bounds) and sum(piece.length for piece in pieces[:-1]) == length
+        assert [piece.length for piece in pieces] == [*map(len, row), 1]
     assert seen == Counter(tuple(row) for row in rows)
     assert pickle.loads(pickle.dumps(samples)).digest(0, 50) == samples.digest(0, 50)
     numbers = samples.find_document(prefix, 4)
@@ -153,8 +160,7 @@ def test_megatron_s_index_gives_the_rows(packed: Path) -> None:
         ids = [token for place in range(begin, stop) for token in reader.sequence(index.document_index[place])]
         ids.append(int(reader.sequence(index.document_index[stop])[0]))
         batch = samples[number]
-        assert batch.tokens[0, : len(ids) - 1].tolist() == ids[:SIZE][: len(ids) - 1]
-        assert batch.labels[0, : len(ids) - 1].tolist() == ids[1:]
+        assert batch.tokens[0].tolist() == ids[:-1] and batch.labels[0].tolist() == ids[1:]
 
 
 def test_a_part_has_complete_rows(packed: Path) -> None:
@@ -173,7 +179,7 @@ def test_dropped_documents_are_counted(packed: Path, tmp_path: Path) -> None:
     documents = read_documents(packed.parent / "pairs")
     manifest = pack(packed.parent / "pairs", tmp_path / "out", pack_size=SIZE, over_long="drop")
     kept = [document for document in documents if len(document) <= SIZE]
-    assert Counter(sequence for row in read_rows(get_prefix(tmp_path / "out")) for sequence in row) == Counter(kept)
+    assert_packed(read_rows(get_prefix(tmp_path / "out")), kept)
     assert manifest.counts["dropped"] == len(documents) - len(kept) and manifest.counts["cut"] == 0
 
 
@@ -187,13 +193,13 @@ def test_the_command_reports_cut_documents_and_fill(packed: Path, tmp_path: Path
         done.out,
     )
     shown = run_command("inspect", tmp_path / "out")
-    assert re.search(r"shard-00000-of-00002_text_document: [\d,]+ rows of 128 tokens, [\d,]+ documents", shown.out)
+    assert re.search(r"shard-00000-of-00002_text_document: [\d,]+ rows of 128 tokens, [\d,]+ sequences", shown.out)
     assert run_command("inspect", tmp_path / "out", "--document", "1").out.startswith("row 1 of ")
 
 
-def test_verify_finds_a_row_that_is_too_long(packed: Path) -> None:
-    (problem,) = check_pair(get_prefix(packed), max_tokens=SIZE - 1)
-    assert re.search(r"\.idx: row \d+ has 128 tokens, more than 127; ", str(problem))
+def test_verify_finds_a_row_of_another_length(packed: Path) -> None:
+    (problem,) = check_pair(get_prefix(packed), row_tokens=SIZE - 1)
+    assert re.search(r"\.idx: row 0 has 128 tokens instead of 127; ", str(problem))
 
 
 # -- refusals

@@ -415,7 +415,7 @@ def _count_documents(dataset: "Dataset", pair: "FileEntry") -> str:
     """Describe the documents of a pair, which are rows if they are packed."""
     if dataset.basis.rows is None:
         return f"{pair.documents:,} documents"
-    return f"{pair.documents:,} rows of {dataset.basis.rows.pack_size:,} tokens, {pair.sequences:,} documents or pieces"
+    return f"{pair.documents:,} rows of {dataset.basis.rows.pack_size:,} tokens, {pair.sequences:,} sequences"
 
 
 def _show_document(path: Path, number: int, key: str | None, file: str | None, *, mask: bool) -> _Shown:

@@ -66,7 +66,7 @@ class ResolvedTokenizer(Record, frozen=True):
 
 
 class RowBasis(Record, frozen=True):
-    """How pack assigned the documents of pairs to rows of at most `pack_size` tokens."""
+    """How pack assigned the documents of pairs to rows of `pack_size` tokens."""
 
     pack_size: Annotated[int, Meta(ge=2)]
     algorithm: Name
@@ -80,7 +80,7 @@ class PairBasis(Record, frozen=True):
     `tokenizer` is the tokenizer's fingerprint. `eod` is the id that ends each document, or None. The fields from
     `tokenizer_source` to `txt_document` are None if the request did not set them. `mask` is the key whose pair has no
     token ids: it marks the loss tokens of the other key's pair. With `rows`, the documents of the pairs are packed
-    rows, and their sequences are documents or pieces of a document that is longer than a row.
+    rows, and their sequences are documents, pieces of a document that is longer than a row, or padding.
     """
 
     tokenizer: Hash

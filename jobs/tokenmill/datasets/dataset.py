@@ -346,7 +346,7 @@ def _verify_pair(
         files={suffix: entries[f"{pair.prefix}.{suffix}"] for suffix in SUFFIXES},
         vocab_size=None if pair.key == basis.mask else parse_tokenizer(plan).vocab_size,
         eod=None if basis.rows else basis.eod,
-        max_tokens=basis.rows.pack_size if basis.rows else None,
+        row_tokens=basis.rows.pack_size if basis.rows else None,
         full=full,
         foreign_remedy=_ADOPTED_REMEDIES.get(plan.adopted or ""),
     )

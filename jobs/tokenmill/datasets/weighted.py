@@ -32,7 +32,7 @@ class Pair:
 
     `prefix` is an absolute path without suffix, `bytes` the size of the `.bin` file, and `hashes` the concatenated
     content hashes of both files, empty for a pair without a record. `parts` are the sources of the documents, `origin`
-    is the source of the text. With a `pack_size`, the documents are packed rows of at most so many tokens, and the
+    is the source of the text. With a `pack_size`, the documents are packed rows of so many tokens, and the
     sequences are what a row attends to separately; without one it is 0.
     """
 

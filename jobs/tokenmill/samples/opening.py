@@ -238,10 +238,8 @@ def _make_samples(
     locate: Callable[[Sequence[Piece]], list[SampleOrigin]],
     recorded_eod: int | None,
     reading: _Reading,
-    *,
-    packed: bool = False,
 ) -> Samples:
-    """Return samples of pairs whose dataset has recorded this EOD, if it has a record; `packed` rows may be padded."""
+    """Return samples of pairs whose dataset has recorded this EOD, if it has a record."""
     pad = reading.pad
     if pad == (recorded_eod if reading.eod is None else reading.eod):
         pad = None  # Megatron-LM does not mask a pad that is another special token
@@ -255,7 +253,7 @@ def _make_samples(
         locate,
         documents=reading.documents,
         boundary=boundary if reading.boundaries == "eod" else None,
-        masking=Masking(pad, masked_eod, identity.keep_partial or packed),
+        masking=Masking(pad, masked_eod, identity.keep_partial),
     )
 
 
@@ -307,8 +305,7 @@ def _open_pairs(
         blend=None if weights is None else content_id(weights),
         keep_partial=request.keep_partial and request.part == "validation",
     )
-    packed = any(pair.pack_size for pair in pairs)
-    return _make_samples(pair_source, identity, partial(locate_pieces, pairs), opened[0].eod, reading, packed=packed)
+    return _make_samples(pair_source, identity, partial(locate_pieces, pairs), opened[0].eod, reading)
 
 
 def _open_pack(

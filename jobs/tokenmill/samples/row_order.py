@@ -1,7 +1,7 @@
 """The order of packed rows: the loaders read it, and Megatron-LM reads it from a sample index that is made beforehand.
 
-A packed pair (`stages.pack.documents`) has a document for each row, and a sequence for each document of the row. Every
-epoch has all rows once, in an order of its own.
+A packed pair (`stages.pack.documents`) has a document for each row, and a sequence for each document of the row and for
+its padding. Every epoch has all rows once, in an order of its own.
 
 GPTDataset reads three arrays if its cache has them (megatron/core/datasets/gpt_dataset.py):
 
@@ -9,9 +9,8 @@ GPTDataset reads three arrays if its cache has them (megatron/core/datasets/gpt_
     sample_index    int32 (m + 1, 2)  the start of each sample: a place in document_index, and a token there
     shuffle_index   uint32 (m,)       the number of each sample, in the order of training
 
-A sample has the tokens up to the start of the next sample, and one more, which is its last label. GPTDataset pads a
-sample with fewer tokens, and does not train padding. So a sample that starts where a row starts is that row, and its
-last label is the first token of the row that is stored after it.
+A sample has the tokens up to the start of the next sample, and one more, which is its last label. So a sample that
+starts where a row starts is that row, and its last label is the first token of the row that is stored after it.
 """
 
 from bisect import bisect_left, bisect_right

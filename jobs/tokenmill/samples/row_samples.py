@@ -16,7 +16,7 @@ Array = npt.NDArray[Any]
 
 
 class RowSamples(PairSamples):
-    """The samples of some rows: the ids of the row, the first id of the row that is stored after it, and padding."""
+    """The samples of some rows: the ids of the row, and the first id of the row that is stored after it."""
 
     def __init__(
         self, prefix: Path, pair: IndexedReader, rows: tuple[int, int], epochs: int, seed: int, seq_length: int

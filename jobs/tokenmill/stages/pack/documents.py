@@ -1,9 +1,10 @@
 """pack --format megatron: pairs of documents -> pairs whose documents are packed rows.
 
-A row has whole documents, with at most `--pack-size` tokens together. Only a longer document is cut: its pieces are
-complete rows, and what is left is packed like a document. In the `.idx` of the output a sequence is a document or a
-piece, and a document is a row; there is no padding. Megatron-LM reads sequences only: with the sample index of
-`samples.row_order` a sample is a row, which Megatron-LM itself pads and does not train there.
+A row has whole documents, and `--pack-size` tokens together with its padding. Only a longer document is cut: its pieces
+are complete rows, and what is left is packed like a document. In the `.idx` of the output a sequence is a document, a
+piece, or the padding at the end of a row, and a document is a row. Megatron-LM reads sequences only: with the sample
+index of `samples.row_order` a sample is a row. The padding is EOD. GPTDataset can pad samples itself, but with a
+tokenizer without a pad it fails there (0.19.2).
 
 A unit is one output: the documents of consecutive pairs of the dataset. Therefore a worker reads the lengths of its
 pairs only, and reads the ids in one region of the dataset. An interrupted unit starts again.
@@ -69,6 +70,11 @@ class PackDocuments(Stage):
         """
         _check_options(self.options)
         dataset, options = self.dataset, self.options
+        if self._pad is None:
+            raise RequestError(
+                f"{dataset.record.output} has no EOD, with which --format {options.format} fills the rows; run "
+                "tokenmill preprocess with --eod-token"
+            )
         output, source = self.output.absolute(), dataset.record.output.absolute()
         if output.is_relative_to(source) or source.is_relative_to(output):
             raise RequestError(
@@ -90,6 +96,11 @@ class PackDocuments(Stage):
             return replace(plan, basis=basis.to_json())
 
         return Request(request, make_plan, dataset.record.output)
+
+    @property
+    def _pad(self) -> int | None:
+        """The id that fills rows."""
+        return self.dataset.tokenizer.eod_id if self.dataset.basis.eod is None else self.dataset.basis.eod
 
     @property
     def _key(self) -> str:
@@ -147,15 +158,17 @@ class PackDocuments(Stage):
             bins = assign(pieces.lengths, size, self.options.assign_by, self.options.seed)
             bins = _keep_pieces_together(bins, pieces)
             writer = start_pair(destination)
-            _write(bins, pieces, ids, max(1, WINDOW_TOKENS // size), writer, workspace)
+            ids.append(np.full(size, self._pad, ids[0].dtype))
+            _write(bins, pieces, ids, writer, workspace)
             writer.finish([])
         return {
             "in": first,
             "out": pieces.documents,
             "dropped": first - pieces.documents,
             "rows": len(bins.ends),
-            "sequences": writer.sequences,
-            "tokens": writer.tokens,
+            "sequences": len(pieces.lengths),
+            "tokens": int(pieces.lengths.sum(dtype=np.int64)),
+            "padding": writer.tokens - int(pieces.lengths.sum(dtype=np.int64)),
             "cut": len(pieces.cut),
             "cut_unpacked": pieces.cut_unpacked,
         }
@@ -314,21 +327,26 @@ def _keep_pieces_together(bins: Bins, pieces: _PackedPieces) -> Bins:
     return Bins(placed, new_ends)
 
 
-def _write(
-    bins: Bins, pieces: _PackedPieces, ids: list[Array], rows: int, writer: PairWriter, workspace: Workspace
-) -> None:
-    """Write the rows in their order, `rows` at a time; `ids` has the ids of each pair."""
+def _write(bins: Bins, pieces: _PackedPieces, ids: list[Array], writer: PairWriter, workspace: Workspace) -> None:
+    """Write the rows in their order; `ids` has the ids of each pair, and last a row of padding."""
     all_starts = _find_starts(pieces.lengths) if pieces.starts is None else pieces.starts
-    limits = np.cumsum([len(array) for array in ids])
-    begin = 0
-    for first in range(0, len(bins.ends), rows):
-        ends = bins.ends[first : first + rows]
-        chosen = bins.order[begin : int(ends[-1])]
+    size, padding = len(ids[-1]), len(ids) - 1
+    limits = np.cumsum([len(array) for array in ids[:-1]])
+    begin, step = 0, max(1, WINDOW_TOKENS // size)
+    for first in range(0, len(bins.ends), step):
+        ends = bins.ends[first : first + step] - begin
+        chosen = bins.order[begin : begin + int(ends[-1])]
         lengths, starts = pieces.lengths[chosen], all_starts[chosen]
         pairs = limits.searchsorted(starts, "right")
-        starts -= (limits - [len(array) for array in ids])[pairs]
+        starts -= (limits - [len(array) for array in ids[:-1]])[pairs]
+        counts = np.diff(ends, prepend=0)
+        missing = size - np.add.reduceat(lengths, ends - counts)
+        short = np.flatnonzero(missing)
+        lengths = np.insert(lengths, ends[short], missing[short])
+        pairs, starts = np.insert(pairs, ends[short], padding), np.insert(starts, ends[short], 0)
+        counts[short] += 1
         columns = zip(pairs.tolist(), starts.tolist(), (starts + lengths).tolist(), strict=True)
         joined = np.concatenate([ids[pair][start:end] for pair, start, end in columns])
-        writer.add(joined, lengths, np.diff(ends, prepend=begin))
+        writer.add(joined, lengths, counts)
         workspace.report_progress(joined.nbytes)
-        begin = int(ends[-1])
+        begin += int(ends[-1])
