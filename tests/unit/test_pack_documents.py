@@ -92,6 +92,18 @@ def test_documents_that_fit_are_whole(packed: Path) -> None:
     assert verify_outputs(packed, KINDS, full=True)[1] == []
 
 
+@pytest.mark.parametrize("mean", [0, 1 << 30])
+def test_short_and_long_pieces_are_read_alike(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mean: int
+) -> None:
+    monkeypatch.setattr("tokenmill.stages.pack.documents.SHORT_PIECE", mean)
+    pack(packed.parent / "pairs", tmp_path / "out", pack_size=SIZE)
+    assert (
+        get_prefix(tmp_path / "out").with_suffix(".bin").read_bytes()
+        == get_prefix(packed).with_suffix(".bin").read_bytes()
+    )
+
+
 def test_the_manifest_counts_rows_and_cut_documents(packed: Path) -> None:
     documents, rows = read_documents(packed.parent / "pairs"), read_rows(get_prefix(packed))
     ends = np.cumsum([len(document) for document in documents])

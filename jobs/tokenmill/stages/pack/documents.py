@@ -46,6 +46,9 @@ FEWEST_ROWS = 8192
 WINDOW_TOKENS = 4 << 20
 """Tokens of rows that are written together."""
 
+SHORT_PIECE = 48
+"""Mean tokens of a piece below which all pieces are gathered in one indexed read instead of one slice for each."""
+
 BLOCK = 1 << 20
 """Documents or rows for which temporary arrays are in memory at the same time."""
 
@@ -158,7 +161,7 @@ class PackDocuments(Stage):
             bins = assign(pieces.lengths, size, self.options.assign_by, self.options.seed)
             bins = _keep_pieces_together(bins, pieces)
             writer = start_pair(destination)
-            ids.append(np.full(size, self._pad, ids[0].dtype))
+            ids.append(np.full(size, self._pad, np.result_type(*ids)))
             _write(bins, pieces, ids, writer, workspace)
             writer.finish([])
         return {
@@ -345,8 +348,22 @@ def _write(bins: Bins, pieces: _PackedPieces, ids: list[Array], writer: PairWrit
         lengths = np.insert(lengths, ends[short], missing[short])
         pairs, starts = np.insert(pairs, ends[short], padding), np.insert(starts, ends[short], 0)
         counts[short] += 1
-        columns = zip(pairs.tolist(), starts.tolist(), (starts + lengths).tolist(), strict=True)
-        joined = np.concatenate([ids[pair][start:end] for pair, start, end in columns])
+        joined = _gather(ids, pairs, starts, lengths)
         writer.add(joined, lengths, counts)
         workspace.report_progress(joined.nbytes)
         begin += int(ends[-1])
+
+
+def _gather(ids: list[Array], pairs: Array, starts: Array, lengths: Array) -> Array:
+    """Return the ids of pieces, one after the other; `pairs` has the number of the array of each piece."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    if len(lengths) * SHORT_PIECE < ends[-1]:
+        columns = zip(pairs.tolist(), starts.tolist(), (starts + lengths).tolist(), strict=True)
+        return np.concatenate([ids[pair][start:end] for pair, start, end in columns])
+    places = np.arange(ends[-1])
+    places += np.repeat(starts - ends + lengths, lengths)
+    joined, of_token = np.empty(len(places), ids[-1].dtype), np.repeat(pairs.astype(np.int32), lengths)
+    for pair in np.unique(pairs).tolist():
+        chosen = np.flatnonzero(of_token == pair)
+        joined[chosen] = ids[pair][places[chosen]]
+    return joined
