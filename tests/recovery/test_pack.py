@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from support.chat import conversations, lines, make_tokenizer
+from support.corpus import text
 from support.runs import (
     Forge,
     assert_kept,
@@ -161,6 +162,30 @@ def test_workers_of_a_replaced_plan_do_not_mix_rows(
     (output / PACK / "assignment.bin").write_bytes(stored)
     forge.complete(["pack", chatted, output, *OPTIONS, "--processes", 1])
     assert_same_tree(output, expected)
+
+
+def test_packed_documents_under_kills(forge: Forge, output: Path, tmp_path: Path) -> None:
+    """--format megatron with any number of workers: the pairs of a run that is not killed."""
+    (tmp_path / "in").mkdir()
+    for number in range(5):
+        (tmp_path / "in" / f"{number}.jsonl").write_bytes(text(number, 200))
+    tokenizer = make_tokenizer(tmp_path / "tokenizer")
+    forge.complete(["preprocess", tmp_path / "in", tmp_path / "pairs", "--tokenizer", tokenizer, "--processes", 1])
+    command = ["pack", tmp_path / "pairs", output, "--pack-size", 256, "--format", "megatron", "--shards", 4]
+    forge.complete([*command, "--processes", 1])
+    whole = tree(output)
+    assert len([name for name in whole if name.endswith(".bin")]) == 4
+    dice = random.Random(SEED)
+    for _ in range(min(KILLS, 20)):
+        shutil.rmtree(output)
+        workers = dice.choice((1, 2))
+        share = ["--workers", workers, "--processes", dice.choice((1, 2))]
+        kills = [kill_at(output, count=dice.randint(1, 200)) for _ in range(workers)]
+        runs = [forge.start([*command, *share, "--worker-index", i], kill) for i, kill in enumerate(kills)]
+        for run in runs:
+            assert run.wait() in (0, -signal.SIGKILL), run.output
+        forge.complete([*command, "--processes", dice.choice((1, 2))])
+        assert_same_tree(output, whole)
 
 
 def test_a_damaged_input_fails_only_its_shards(forge: Forge, chatted: Path, tmp_path: Path) -> None:

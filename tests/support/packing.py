@@ -9,6 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
+from support import stages
+from support.chat import make_tokenizer
+from support.corpus import text
+from tokenmill.engine.progress import Reporter
+from tokenmill.engine.stage import StageRun
 from tokenmill.packs.rows import Rows
 from tokenmill.stages.pack.algorithms import Bins
 from tokenmill.stages.pack.assignment import SLOT
@@ -41,6 +46,19 @@ def rows_of(sequences: Sequences, bins: Bins, *, multiple: int = 1, pad: int = 0
     slots["start"] = (np.cumsum(lengths) - lengths)[bins.order]
     slots["length"], slots["record"] = lengths[bins.order], bins.order
     return assemble(slots, bins.ends, lambda _: (ids, mask), multiple=multiple, pad=pad)
+
+
+def pack_documents(directory: Path, pack_size: int, **options: Any) -> Path:
+    """Preprocess two files in a directory, and return their documents packed in pairs; `options` are of PackOptions."""
+    run = StageRun(Reporter(), processes=1)
+    (directory / "in").mkdir()
+    for number in range(2):
+        (directory / "in" / f"{number}.jsonl").write_bytes(text(number, 120))
+    stages.preprocess(
+        directory / "in", directory / "pairs", run, tokenizer=str(make_tokenizer(directory / "tokenizer"))
+    )
+    stages.pack(directory / "pairs", directory / "packed", run, format="megatron", pack_size=pack_size, **options)
+    return directory / "packed"
 
 
 def split_rows(rows: Rows) -> list[list[list[int]]]:

@@ -14,7 +14,8 @@ from tokenmill.stages.concatenate import Concatenate
 from tokenmill.stages.download import Download
 from tokenmill.stages.extract import Extract
 from tokenmill.stages.pack.blend import PackBlend
-from tokenmill.stages.pack.options import PackOptions
+from tokenmill.stages.pack.documents import PackDocuments, open_documents
+from tokenmill.stages.pack.options import MEGATRON, PackOptions
 from tokenmill.stages.pack.stage import Pack
 from tokenmill.stages.preprocess import Preprocess
 from tokenmill.stages.transform.options import TransformOptions
@@ -64,4 +65,8 @@ def pack(
     source: Path | PackBlend, output: Path, run: StageRun, from_stage: str | None = None, **options: Any
 ) -> Summary:
     """Pack the sequences of a dataset into rows; `options` are fields of PackOptions."""
-    return run_stage(Pack(input=source, output=output, options=PackOptions(**options), from_stage=from_stage), run)
+    chosen = PackOptions(**options)
+    if chosen.format == MEGATRON and isinstance(source, Path):
+        dataset = open_documents(source, from_stage)
+        return run_stage(PackDocuments(dataset=dataset, output=output, options=chosen), run)
+    return run_stage(Pack(input=source, output=output, options=chosen, from_stage=from_stage), run)

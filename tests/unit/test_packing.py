@@ -76,15 +76,40 @@ def test_first_fit_takes_the_first_row_with_room(lengths: list[int], seed: int) 
     assert assign(array, CAPACITY, FIRST_FIT_SHUFFLE, seed).lists() == naive_first_fit(order, lengths)
 
 
-@given(LENGTHS)
-def test_best_fit_takes_the_fullest_row_with_room(lengths: list[int]) -> None:
-    rows = assign(np.array(lengths, dtype="i8"), CAPACITY, BEST_FIT, 0).lists()
-    row_of = {number: row for row, numbers in enumerate(rows) for number in numbers}
-    filled: Counter[int] = Counter()
-    for number in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        fitting = [size for size in filled.values() if size + lengths[number] <= CAPACITY]
-        assert filled[row_of[number]] == max(fitting, default=0)
-        filled[row_of[number]] += lengths[number]
+def naive_best_fit(lengths: list[int], capacity: int) -> list[int]:
+    """Return the tokens of each row, with a search of all rows for each sequence, the longest first."""
+    rows: list[int] = []
+    for length in sorted(lengths, reverse=True):
+        fitting = [number for number, size in enumerate(rows) if size + length <= capacity]
+        if fitting:
+            rows[max(fitting, key=rows.__getitem__)] += length
+        else:
+            rows.append(length)
+    return rows
+
+
+@given(LENGTHS, st.integers(0, 5))
+def test_best_fit_takes_the_fullest_row_with_room(lengths: list[int], seed: int) -> None:
+    bins = assign(np.array(lengths, dtype="i8"), CAPACITY, BEST_FIT, seed)
+    assert sorted(totals(bins, lengths)) == sorted(naive_best_fit(lengths, CAPACITY))
+
+
+@pytest.mark.parametrize(("median", "capacity"), [(350, 4096), (700, 2048), (60, 100_000)])
+def test_best_fit_of_documents_equals_a_complete_sort(median: int, capacity: int) -> None:
+    """Equal lengths are placed together: the rows have the same tokens as if each sequence was placed alone."""
+    dice = random.Random(median)
+    lengths = [min(capacity, max(1, round(median * dice.lognormvariate(0, 1)))) for _ in range(3000)]
+    bins = assign(np.array(lengths, dtype="i4"), capacity, BEST_FIT, 0)
+    assert sorted(bins.order.tolist()) == list(range(len(lengths)))
+    assert sorted(totals(bins, lengths)) == sorted(naive_best_fit(lengths, capacity))
+
+
+def test_the_seed_of_best_fit_chooses_sequences_of_one_length_and_the_order_of_rows() -> None:
+    lengths = np.array(random.Random(1).choices(range(1, CAPACITY), k=200))
+    first, again, other = (assign(lengths, CAPACITY, BEST_FIT, seed).lists() for seed in (1, 1, 2))
+    assert first == again != other
+    longest = [max(lengths[row]) for row in first]
+    assert longest != sorted(longest, reverse=True)
 
 
 @pytest.mark.parametrize("capacity", [1 << 12, (1 << 20) - 1, 1 << 26])

@@ -32,7 +32,7 @@ GROUPS = {
     "Chat": {
         "sft": "Run chat, pack and verify.",
         "chat": "Render conversations to token ids and loss masks.",
-        "pack": "Pack sequences into rows for fine-tuning.",
+        "pack": "Pack conversations or documents into rows.",
     },
     "Training": {
         "blend": "Write Megatron-LM's blend file from weighted datasets.",

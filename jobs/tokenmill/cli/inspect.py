@@ -19,7 +19,7 @@ from tokenmill.errors import RequestError
 if TYPE_CHECKING:
     from tokenmill.datasets.contract import ResolvedTokenizer
     from tokenmill.datasets.dataset import Dataset
-    from tokenmill.engine.contract import EmptyPair, Origin, StageKind
+    from tokenmill.engine.contract import EmptyPair, FileEntry, Origin, StageKind
     from tokenmill.tokenize.mask_view import MaskedSequence, SequenceDecoder
 
 
@@ -358,7 +358,7 @@ def _show_output(path: Path) -> _Shown:
         f"source: {_describe_origin(dataset)}",
         f"tokenizer: {tokenizer.reference}, {tokenizer.vocab_size:,} entries, ids as "
         f"{', '.join(dataset.dtypes)}, {_describe_eod(dataset)}",
-        *(f"{pair.prefix}: {pair.documents:,} documents, {pair.tokens:,} tokens" for pair in dataset.pairs),
+        *(f"{pair.prefix}: {_count_documents(dataset, pair)}, {pair.tokens:,} tokens" for pair in dataset.pairs),
         *(
             f"{pair.prefix}: {pair.documents:,} documents without tokens: not written"
             for pair in dataset.manifest.empty
@@ -411,6 +411,13 @@ def _show_pack(dataset: "Dataset") -> _Shown:
     return _Shown(content, lines)
 
 
+def _count_documents(dataset: "Dataset", pair: "FileEntry") -> str:
+    """Describe the documents of a pair, which are rows if they are packed."""
+    if dataset.basis.rows is None:
+        return f"{pair.documents:,} documents"
+    return f"{pair.documents:,} rows of {dataset.basis.rows.pack_size:,} tokens, {pair.sequences:,} sequences"
+
+
 def _show_document(path: Path, number: int, key: str | None, file: str | None, *, mask: bool) -> _Shown:
     from tokenmill.datasets.dataset import find_dataset, find_document
     from tokenmill.datasets.formats.indexed.reader import list_origins
@@ -434,9 +441,10 @@ def _show_document(path: Path, number: int, key: str | None, file: str | None, *
     name, record = shown.source or (None, None)
     place = DocumentSource(source.uri, source.revision, source.adopted, name, record)
     content = InspectedDocument(shown.number, shown.pair.prefix, shown.ids, place)
+    kind = "row" if dataset.basis.rows else "document"
     lines = [
-        f"document {shown.number} of {dataset.record.output / shown.pair.prefix}: {len(shown.ids):,} tokens",
-        f"from record {record} (counted from 0, blank lines not counted) of {name}",
+        f"{kind} {shown.number} of {dataset.record.output / shown.pair.prefix}: {len(shown.ids):,} tokens",
+        *([f"from record {record} (counted from 0, blank lines not counted) of {name}"] if shown.source else []),
         f"in {_describe_origin(dataset)}",
         "",
     ]

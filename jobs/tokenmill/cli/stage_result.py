@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tokenmill.core.json_lines import JsonEvent, print_json
 from tokenmill.core.printing import PrintedTable, align, format_bytes, format_count, format_duration, format_share
+from tokenmill.datasets.contract import parse_basis
 from tokenmill.engine.announce import StageEnd
 from tokenmill.engine.exporter import MetricsExporter, MetricsTarget
 from tokenmill.engine.metrics import StageCollector
@@ -172,10 +173,12 @@ def describe_completion(summary: Summary, output: Path) -> str:
     counts = manifest.counts if manifest else {}
     file_count = _count_files(manifest)
     written = f"{_format_count(file_count, 'file', 'files')}, {format_bytes(result.bytes or 0)}"
-    noun = "sequence" if stage == PACK.name else "record"
+    noun = "sequence" if stage == PACK.name else "document" if command == PACK.name else "record"
     labels = {
         "out": (noun, f"{noun}s") if stage != "download" else None,
         "rows": ("row", "rows"),
+        "cut_unpacked": ("document cut without packing", "documents cut without packing"),
+        "cut": ("document longer than a row and cut", "documents longer than a row and cut"),
         "tokens": ("token", "tokens"),
         "trained": ("token trained", "tokens trained"),
         "blank": ("blank line skipped", "blank lines skipped"),
@@ -189,7 +192,8 @@ def describe_completion(summary: Summary, output: Path) -> str:
         "special_in_text": ("special token in the text", "special tokens in the text"),
     }
     descriptions = [_format_count(counts[name], *label) for name, label in labels.items() if label and counts.get(name)]
-    descriptions += filter(None, [describe_rejected(counts, output)])
+    fill = _describe_fill(summary)
+    descriptions += filter(None, [f"{fill} of the rows filled" if fill else "", describe_rejected(counts, output)])
     time_taken = format_duration(summary.seconds)
     return f"{command}: complete, {', '.join([written, *descriptions])} in {time_taken}: {output}"
 
@@ -307,10 +311,14 @@ def _count_files(manifest: Manifest | None) -> int:
 def _describe_fill(summary: Summary) -> str:
     """Return the share of the packed rows that is not padding, or an empty text for another stage."""
     counts = summary.completion.manifest.counts if summary.completion.manifest else {}
-    if summary.plan.stage != PACK.name or not counts.get("rows"):
+    if not counts.get("rows"):
         return ""
-    basis = PackBasis.from_json(summary.plan.basis)
-    return format_share(counts["tokens"] / (counts["rows"] * basis.pack_size)) if basis.pack_size else ""
+    if summary.plan.stage == PACK.name:
+        pack_size = PackBasis.from_json(summary.plan.basis).pack_size
+    else:
+        rows = parse_basis(summary.plan).rows
+        pack_size = rows.pack_size if rows else 0
+    return format_share(counts["tokens"] / (counts["rows"] * pack_size)) if pack_size else ""
 
 
 def report_pipeline(pipeline: Pipeline, results: Sequence[StageResult], run: StageRun) -> None:

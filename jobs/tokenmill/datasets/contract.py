@@ -65,12 +65,22 @@ class ResolvedTokenizer(Record, frozen=True):
             check_path(path)
 
 
+class RowBasis(Record, frozen=True):
+    """How pack assigned the documents of pairs to rows of `pack_size` tokens."""
+
+    pack_size: Annotated[int, Meta(ge=2)]
+    algorithm: Name
+    seed: Count
+    over_long: Name
+
+
 class PairBasis(Record, frozen=True):
     """The parameters that determine the bytes of all pairs of an output: the tokenizer, and how texts are encoded.
 
     `tokenizer` is the tokenizer's fingerprint. `eod` is the id that ends each document, or None. The fields from
     `tokenizer_source` to `txt_document` are None if the request did not set them. `mask` is the key whose pair has no
-    token ids: it marks the loss tokens of the other key's pair.
+    token ids: it marks the loss tokens of the other key's pair. With `rows`, the documents of the pairs are packed
+    rows, and their sequences are documents, pieces of a document that is longer than a row, or padding.
     """
 
     tokenizer: Hash
@@ -83,6 +93,7 @@ class PairBasis(Record, frozen=True):
     format: str | None = None
     txt_document: str | None = None
     mask: str | None = None
+    rows: RowBasis | None = None
 
     def get_dtype(self, key: str) -> str:
         """Return the dtype of the pairs of a key."""

@@ -83,6 +83,7 @@ class Dataset:
             bytes=entry.bytes,
             dtype=self.get_dtype(entry),
             hashes=self.hashes[f"{entry.prefix}.bin"] + self.hashes[f"{entry.prefix}.idx"],
+            pack_size=self.basis.rows.pack_size if self.basis.rows else 0,
             parts=entry.parts or (),
             origin=self.manifest.source,
         )
@@ -344,7 +345,8 @@ def _verify_pair(
         prefix,
         files={suffix: entries[f"{pair.prefix}.{suffix}"] for suffix in SUFFIXES},
         vocab_size=None if pair.key == basis.mask else parse_tokenizer(plan).vocab_size,
-        eod=basis.eod,
+        eod=None if basis.rows else basis.eod,
+        row_tokens=basis.rows.pack_size if basis.rows else None,
         full=full,
         foreign_remedy=_ADOPTED_REMEDIES.get(plan.adopted or ""),
     )

@@ -11,6 +11,7 @@ from tokenmill.core.buckets.mirror import find_address
 from tokenmill.core.files.codec import content_id
 from tokenmill.datasets.split import SPLITS, split_ranges
 from tokenmill.engine.contract import Origin, Part
+from tokenmill.errors import RequestError
 
 if TYPE_CHECKING:
     from tokenmill.datasets.formats.indexed.reader import IndexedReader
@@ -31,7 +32,8 @@ class Pair:
 
     `prefix` is an absolute path without suffix, `bytes` the size of the `.bin` file, and `hashes` the concatenated
     content hashes of both files, empty for a pair without a record. `parts` are the sources of the documents, `origin`
-    is the source of the text.
+    is the source of the text. With a `pack_size`, the documents are packed rows of so many tokens, and the
+    sequences are what a row attends to separately; without one it is 0.
     """
 
     prefix: str
@@ -41,6 +43,7 @@ class Pair:
     bytes: int
     dtype: str
     hashes: str = ""
+    pack_size: int = 0
     parts: Sequence[Part] = field(default=(), repr=False, compare=False)
     origin: Origin | None = field(default=None, repr=False, compare=False)
 
@@ -160,3 +163,13 @@ class WeightedDataset:
         """Yield each pair with its weight: the dataset's share, divided in proportion to the tokens."""
         for pair in self.pairs:
             yield self.share * pair.tokens / self.tokens, pair
+
+
+def refuse_rows(datasets: Sequence[WeightedDataset], reader: str) -> None:
+    """Raise RequestError if a dataset has packed rows, which a reader would not read as rows."""
+    for dataset in datasets:
+        if any(pair.pack_size for pair in dataset.pairs):
+            raise RequestError(
+                f"{dataset.path} has packed rows, which {reader} does not read yet; specify the dataset from which it "
+                "was packed"
+            )

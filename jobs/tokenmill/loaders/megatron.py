@@ -16,7 +16,7 @@ from tokenmill.core.files.user_path import local_path
 from tokenmill.datasets.blend_file import WeightedSource
 from tokenmill.datasets.sources import open_pairs
 from tokenmill.datasets.split import FILE_NAMES, SPLITS
-from tokenmill.datasets.weighted import WeightedDataset
+from tokenmill.datasets.weighted import WeightedDataset, refuse_rows
 from tokenmill.errors import RequestError
 from tokenmill.samples.opening import DEFAULT_SPLIT, SYNTHETIC, Source, parse_source
 from tokenmill.samples.pack_source import find_pack
@@ -250,6 +250,7 @@ def _open_list(sources: Sequence[WeightedSource], key: str | None) -> list[Weigh
             "preprocess, or run tokenmill sft for Megatron-Bridge"
         )
     opened = open_pairs(list(sources), key)
+    refuse_rows(opened, "GPTDataset with an index of its own")
     if remote := next((entry for entry in opened for pair in entry.pairs if find_address(Path(pair.prefix))), None):
         raise RequestError(
             f"{show_addresses(remote.path)} is in a bucket, and Megatron-Core maps files; run tokenmill train, which "

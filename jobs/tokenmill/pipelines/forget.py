@@ -91,7 +91,13 @@ def _open(path: Path) -> Dataset:
             f"{path} has views without forgotten documents; run tokenmill forget on {earlier.find_dataset(path)} with "
             "all documents to forget"
         )
-    return find_dataset(path)
+    dataset = find_dataset(path)
+    if dataset.basis.rows:
+        raise RequestError(
+            f"{path} has packed rows, and its documents cannot be left out; run tokenmill forget on the dataset from "
+            "which it was packed, and pack that again"
+        )
+    return dataset
 
 
 def _check(request: ForgetRequest, dataset: Dataset, forgotten: ForgottenDocuments) -> None:

@@ -96,7 +96,7 @@ def open(
     keep_partial: bool = False,
     index_cache: str | Path | None = None,
 ) -> Samples:
-    """Open the samples that Megatron-LM's GPTDataset gives, or the packed rows of conversations.
+    """Open the samples that Megatron-LM's GPTDataset gives, or packed rows of conversations or documents.
 
     Args:
         source: an output of tokenmill preprocess or pack; the prefix of a pair; a list of such, or of (weight, source);

@@ -26,6 +26,8 @@ from tokenmill.samples.epochs import Epochs, count_epochs
 from tokenmill.samples.order_store import MIN_SEQUENCES, load_or_build
 from tokenmill.samples.pair_order import Allocate, PairOrder, build_order
 from tokenmill.samples.pair_samples import PairSamples
+from tokenmill.samples.row_order import count_row_epochs, find_rows
+from tokenmill.samples.row_samples import RowSamples
 from tokenmill.samples.sample_sources import PairSource
 
 
@@ -119,6 +121,8 @@ def _build_part(pair: Pair, samples: int | None, request: PartRequest) -> PairSa
     bounds = divide(request.fractions, reader.sequences)[request.part]
     if bounds is None:
         raise RequestError(f"the split gives {name} no share of the data; set split to give {name} a share above 0")
+    if pair.pack_size:
+        return _build_rows(pair, bounds, samples, request)
     first, end = bounds
     tokens = int(reader.lengths[first:end].sum(dtype=np.int64)) if first < end else 0
     if tokens > reader.ids.size and read_view(Path(pair.prefix)) is None:  # a view may name a range twice
@@ -151,6 +155,29 @@ def _build_part(pair: Pair, samples: int | None, request: PartRequest) -> PairSa
     return PairSamples(
         Path(pair.prefix), reader, epochs, request.seq_length, partial(_load_order, pair, bounds, epochs, request)
     )
+
+
+def _build_rows(pair: Pair, bounds: tuple[int, int], samples: int | None, request: PartRequest) -> RowSamples:
+    """Return the samples of a part of a packed pair, which are its rows."""
+    if request.seq_length != pair.pack_size:
+        raise RequestError(
+            f"invalid seq_length {request.seq_length:,}: the rows of {pair.prefix} have {pair.pack_size:,} tokens; use "
+            f"seq_length {pair.pack_size}, or run tokenmill pack with another --pack-size"
+        )
+    rows = find_rows(pair.reader.document_indices, *bounds)
+    count = rows[1] - rows[0]
+    if not count:
+        raise RequestError(
+            f"{SPLITS[request.part]} has no row of {pair.prefix}; set split to give it a larger share, or open fewer, "
+            "larger pairs"
+        )
+    epochs = count_row_epochs(count, samples)
+    if epochs * count > MAX_ORDER:
+        raise RequestError(
+            f"{samples or 0:,} samples would read {pair.prefix} {epochs:,} times, an order of {epochs * count:,} rows; "
+            "use fewer samples or a larger dataset"
+        )
+    return RowSamples(Path(pair.prefix), pair.reader, rows, epochs, request.seed, request.seq_length)
 
 
 MAX_ORDER = 1 << 34

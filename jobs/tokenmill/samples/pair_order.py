@@ -83,7 +83,7 @@ def shuffle_sequences(first: int, end: int, epochs: Epochs, random: np.random.Ra
     for start, stop in _ranges(epochs):
         part = sequences[start * count : stop * count]
         for epoch in part.reshape(stop - start, count):
-            _fill(epoch, first)
+            fill_numbers(epoch, first)
         random.shuffle(part)
     return sequences
 
@@ -103,14 +103,14 @@ def iterate_ends(lengths: Array, sequences: Array) -> Iterator[tuple[int, Array]
 def shuffle_samples(epochs: Epochs, random: np.random.RandomState, allocate: Allocate) -> Array:
     """Return the samples of a PairOrder, the second array for which random numbers are drawn."""
     samples = allocate("samples", epochs.samples, np.uint32 if epochs.samples < MAX_UINT32 - 1 else np.int64)
-    _fill(samples, 0)
+    fill_numbers(samples, 0)
     random.shuffle(samples[: epochs.shuffled_first])
     if epochs.separate:
         random.shuffle(samples[epochs.shuffled_first :])
     return samples
 
 
-def _fill(array: Array, first: int) -> None:
+def fill_numbers(array: Array, first: int) -> None:
     """Write the numbers from `first` on, in blocks: an array of all numbers would not be in a file."""
     for start in range(0, len(array), BLOCK):
         stop = min(start + BLOCK, len(array))

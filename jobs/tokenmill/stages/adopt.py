@@ -330,6 +330,7 @@ class Adopt(Stage):
                 eod=eod,
                 special_tokens=options.special_tokens,
                 dtype=tokenizer.dtype,
+                rows=None,
                 **options.choices(),
             )
             return Plan(

@@ -77,6 +77,7 @@ class Preprocess(PairStage):
             eod=tokenizer.eod_id if options.append_eod else None,
             special_tokens=options.special_tokens,
             dtype=tokenizer.dtype,
+            rows=None,
             **options.choices(),
             **self.format_fields(),
         )

@@ -18,7 +18,7 @@ from tokenmill.datasets.blend_file import WeightedSource
 from tokenmill.datasets.formats.indexed.reader import find_source, read_view
 from tokenmill.datasets.sources import open_pairs
 from tokenmill.datasets.split import divide, parse_fractions
-from tokenmill.datasets.weighted import Pair, WeightedDataset
+from tokenmill.datasets.weighted import Pair, WeightedDataset, refuse_rows
 from tokenmill.errors import RequestError
 from tokenmill.samples.draws import plan_blend
 from tokenmill.samples.epochs import count_epochs
@@ -277,6 +277,7 @@ class PhasePlanner:
         shares = [share for phase in phases for share in phase.shares]
         names = list(dict.fromkeys(share.path for share in shares))
         opened = open_pairs([WeightedSource(name) for name in names], key)
+        refuse_rows(opened, "a run with phases")
         fractions = parse_fractions(split) if split is not None else [1.0, 0.0, 0.0]
         limits: dict[str, float] = {}
         for share in shares:

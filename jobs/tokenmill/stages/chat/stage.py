@@ -93,6 +93,7 @@ class Chat(PairStage):
             eod=None,
             special_tokens=False,
             dtype=tokenizer.dtype,
+            rows=None,
             mask=MASK_KEY,
             template=rendering.source,
             rendering=_to_json(rendering),

@@ -247,9 +247,9 @@ class AssignmentBuilder:
             return table
         count, longest = int(too_long.sum()), int(table["length"].max())
         is_plain = source.basis.mask is None
-        if options.over_long == DROP:
+        if options.treat_over_long == DROP:
             return self._remove(table, too_long, f"with more than {limit:,} tokens")
-        if options.over_long == SPLIT and is_plain:
+        if options.treat_over_long == SPLIT and is_plain:
             return _cut(table, limit)
         padding = f", because each is padded to a multiple of {options.multiple}" if options.multiple > 1 else ""
         capacity = f"a row of --pack-size {options.pack_size} holds sequences of at most {limit:,} tokens{padding}"
@@ -261,7 +261,7 @@ class AssignmentBuilder:
         )
         raise RequestError(
             f"{source.record.output}: {count:,} of {len(table):,} sequences are too long, the longest has {longest:,} "
-            f"tokens: {splitting if options.over_long == SPLIT else ''}{capacity}; raise --pack-size, {remedy}"
+            f"tokens: {splitting if options.treat_over_long == SPLIT else ''}{capacity}; raise --pack-size, {remedy}"
         )
 
     def _divide(self, datasets: list[_Dataset]) -> dict[str, list[_Dataset]]:
@@ -308,7 +308,7 @@ class AssignmentBuilder:
         lengths = fill(table["length"], options)
         # Later epochs shuffle for every algorithm. Otherwise each epoch would have the same rows.
         bins = algorithms.assign(
-            lengths, options.pack_size, options.algorithm, options.seed + epoch, shuffled=epoch > 0
+            lengths, options.pack_size, options.assign_by, options.seed + epoch, shuffled=epoch > 0
         )
         rows = -(-len(bins.ends) // options.rows_multiple_of) * options.rows_multiple_of
         arranged = algorithms.spread(bins, lengths, rows)

@@ -40,7 +40,7 @@ def describe_rows(
                 "min_packed_seqlen": totals.emptiest,
                 "split": group.split,
                 "epoch": group.epoch,
-                "algorithm": options.algorithm,
+                "algorithm": options.assign_by,
                 "seed": options.seed + group.epoch,
                 "count": options.count,
                 "padded_to_multiple_of": options.multiple,

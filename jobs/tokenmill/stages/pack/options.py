@@ -9,7 +9,7 @@ from typing import Annotated
 
 from tokenmill.engine.options import InvalidOption, Option, Panel
 from tokenmill.packs.contract import STORED, TRAINED
-from tokenmill.stages.pack.algorithms import ALGORITHMS
+from tokenmill.stages.pack.algorithms import ALGORITHMS, BEST_FIT
 
 FAIL, DROP, SPLIT = "fail", "drop", "split"
 """The ways to treat a sequence that is longer than a row."""
@@ -23,6 +23,9 @@ MAX_NUMBER = 1 << 62
 FORMATS = ("parquet", "npy", "jsonl")
 """The formats of packed shards; the first is the default."""
 
+MEGATRON = "megatron"
+"""The format of pairs whose documents are rows (`stages.pack.documents`), for pre-training."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RowOptions:
@@ -34,9 +37,13 @@ class RowOptions:
         int, Option("Maximum number of tokens in a row.", minimum=2, chart="dataset.packSize", usual=True)
     ] = 4096
     algorithm: Annotated[
-        str,
-        Option("How sequences are assigned to rows.", choices=ALGORITHMS, chart="rows.algorithm"),
-    ] = ALGORITHMS[0]
+        str | None,
+        Option(
+            f"How sequences are assigned to rows. Default: {ALGORITHMS[0]}, or {BEST_FIT} for {MEGATRON}.",
+            choices=ALGORITHMS,
+            chart="rows.algorithm",
+        ),
+    ] = None
     seed: Annotated[int, Option("Seed of shuffling, of splits and of sampling.", minimum=0, chart="rows.seed")] = 42
     epochs: Annotated[
         int,
@@ -112,6 +119,11 @@ class RowOptions:
             )
 
     @property
+    def assign_by(self) -> str:
+        """The name of the algorithm."""
+        return self.algorithm or ALGORITHMS[0]
+
+    @property
     def multiple(self) -> int:
         """The multiple of the positions of each sequence: lcm(2 CP if CP > 1, CP TP with sequence parallelism)."""
         return math.lcm(2 * self.cp if self.cp > 1 else 1, self.cp * self.tp if self.sp else 1)
@@ -130,22 +142,22 @@ class PackOptions(RowOptions):
     format: Annotated[
         str,
         Option(
-            "Format of the files; npy is pickled, and deprecated.",
-            choices=FORMATS,
+            f"Format of the files; {MEGATRON} is for pre-training, npy is pickled and deprecated.",
+            choices=(*FORMATS, MEGATRON),
             chart="shards.format",
             panel=Panel.OUTPUT,
             usual=True,
         ),
     ] = FORMATS[0]
     over_long: Annotated[
-        str,
+        str | None,
         Option(
-            "What to do with a sequence longer than a row; split is for documents without a mask.",
+            f"What to do with a sequence longer than a row. Default: {FAIL}, or {SPLIT} for {MEGATRON}.",
             choices=(FAIL, DROP, SPLIT),
             chart="rows.overLong",
             usual=True,
         ),
-    ] = FAIL
+    ] = None
     key: Annotated[
         str | None,
         Option(
@@ -156,6 +168,16 @@ class PackOptions(RowOptions):
         ),
     ] = None
 
+    @property
+    def assign_by(self) -> str:
+        """The name of the algorithm."""
+        return self.algorithm or (BEST_FIT if self.format == MEGATRON else ALGORITHMS[0])
+
+    @property
+    def treat_over_long(self) -> str:
+        """What to do with a sequence longer than a row."""
+        return self.over_long or (SPLIT if self.format == MEGATRON else FAIL)
+
     def request(self) -> dict[str, object]:
         """Return the parameters for the plan."""
-        return dict(vars(self))
+        return vars(self) | {"algorithm": self.assign_by, "over_long": self.treat_over_long}

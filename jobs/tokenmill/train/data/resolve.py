@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 from tokenmill.datasets.training_data import TrainingData
+from tokenmill.datasets.weighted import refuse_rows
 from tokenmill.errors import RequestError
 from tokenmill.train import settings as s
 from tokenmill.train.data.blend import collect_datasets
@@ -23,6 +24,7 @@ def resolve(settings: s.Settings, root: Path | None = None) -> TrainingData:
         RequestError: a dataset is missing, unfinished or damaged, or the run cannot train on it.
     """
     data = collect_conversations(settings, root) if settings.sft else collect_datasets(settings.dataset, root)
+    refuse_rows(data.sources, "tokenmill train")
     training = settings.training
     if training.eval_iterations and not data.has_split("validation"):
         raise RequestError(

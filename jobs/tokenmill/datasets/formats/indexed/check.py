@@ -24,6 +24,7 @@ from tokenmill.datasets.formats.indexed.reader import (
     dtype_code,
     dtype_for,
     file_size,
+    measure_documents,
     open_index,
 )
 
@@ -54,13 +55,15 @@ def check_pair(
     *,
     vocab_size: int | None = None,
     eod: int | None = None,
+    row_tokens: int | None = None,
     files: "Mapping[str, FileEntry] | None" = None,
     full: bool = True,
     foreign_remedy: str | None = None,
 ) -> list[Problem]:
     """Return the problems of `<prefix>.bin` and `<prefix>.idx`; a valid pair has none.
 
-    `files` has the entries of both files in the receipt, by suffix. `examine` explains the other arguments.
+    `files` has the entries of both files in the receipt, by suffix. `row_tokens` is the number of tokens of each
+    document of a packed pair. `examine` explains the other arguments.
     """
     files = files or {}
     problems: list[Problem] = []
@@ -72,6 +75,8 @@ def check_pair(
             problems.append(Problem(path, description, remedy))
     examination = examine(prefix, vocab_size=vocab_size, eod=eod, full=full, foreign_remedy=foreign_remedy)
     problems += examination.problems
+    if row_tokens and examination.index and not examination.problems:
+        problems += _check_sizes(Path(f"{prefix}.idx"), examination.index, row_tokens, remedy)
     for suffix, digest in examination.hashes.items():
         if suffix in files and (recorded := files[suffix].xxh3_128) != digest:
             description = (
@@ -193,6 +198,16 @@ def _check_structure(index: Index, heartbeat: Callable[[], None]) -> list[str]:
             f"document indices end at {documents[-1]}, not at the number of sequences, {len(index.lengths)}"
         )
     return list(problems.values())
+
+
+def _check_sizes(path: Path, index: Index, row_tokens: int, remedy: str) -> list[Problem]:
+    """Return the problem of rows with another number of tokens; the structure of the index is valid."""
+    for number, sizes in enumerate(measure_documents(index, CHUNK)):
+        if (wrong := sizes != row_tokens).any():
+            place = int(wrong.argmax())
+            description = f"row {number * CHUNK + place:,} has {sizes[place]:,} tokens instead of {row_tokens:,}"
+            return [Problem(path, description, remedy)]
+    return []
 
 
 class _ContentCheck:

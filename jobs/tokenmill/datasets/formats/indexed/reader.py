@@ -82,6 +82,15 @@ class Index(NamedTuple):
         return int(self.pointers[-1]) + int(self.lengths[-1]) * self.dtype.itemsize
 
 
+def measure_documents(index: Index, block: int) -> Iterator[Array]:
+    """Yield the tokens of the documents of a valid index (int64), for `block` documents at a time."""
+    indices = index.document_indices
+    for first in range(0, len(indices) - 1, block):
+        bounds = np.asarray(indices[first : first + block + 1])
+        ends = np.concatenate(([0], np.cumsum(index.lengths[int(bounds[0]) : int(bounds[-1])], dtype=np.int64)))
+        yield np.diff(ends[bounds - bounds[0]])
+
+
 def open_index(path: Path) -> Index:
     """Map an `.idx`; raise DamagedPair if its header is invalid or its size does not match its counts.
 
