@@ -2,6 +2,7 @@
 
 import pickle
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
@@ -28,8 +29,10 @@ from tokenmill.models.model import Model
 from tokenmill.pipelines.forget import ForgetRequest, forget
 from tokenmill.samples.row_order import build_row_index, count_row_epochs, find_rows
 from tokenmill.stages.registry import KINDS
+from tokenmill.train.data.index import build_index
 from tokenmill.train.data.resolve import resolve
-from tokenmill.train.settings import CheckpointSettings, DatasetSettings, Settings, Training
+from tokenmill.train.runtime.prepare import find_index_cache, list_packed, list_starts
+from tokenmill.train.settings import CheckpointSettings, DatasetSettings, Settings, Training, derive_settings
 
 pytestmark = pytest.mark.slow
 
@@ -266,6 +269,24 @@ def forget_documents(packed: Path, directory: Path) -> object:
     return forget(request, StageRun(Reporter(), processes=1))
 
 
+def settings_of(packed: Path, seq_length: int, *extra: str, checkpoints: str = "/checkpoints") -> Settings:
+    return Settings(
+        release="run",
+        model=Model(num_layers=2, hidden_size=64, num_attention_heads=4, seq_length=seq_length),
+        training=Training(gpus_per_node=1, iterations=4, global_batch_size=2, eval_interval=2, max_epochs=1e9),
+        checkpoint=CheckpointSettings(path=checkpoints),
+        dataset=DatasetSettings(path=str(packed), split="60,30,10"),
+        extra_args=list(extra),
+    )
+
+
+def build_train_index(packed: Path, directory: Path) -> object:
+    settings = derive_settings(settings_of(packed, SIZE, checkpoints=str(directory / "checkpoints")))
+    data = resolve(settings)
+    starts, cache = list_starts(settings, data, None, directory), find_index_cache(data, settings)
+    return build_index(starts, cache, script="/nowhere/x.py", python=[sys.executable], packed=list_packed(data))
+
+
 READERS: dict[str, tuple[Callable[[Path, Path], object], str]] = {
     "another length": (
         lambda packed, _: tokenmill.data.open(packed, seq_length=64),
@@ -279,17 +300,17 @@ READERS: dict[str, tuple[Callable[[Path, Path], object], str]] = {
         lambda packed, directory: tokenmill.loaders.megatron.describe_data(packed, seq_length=SIZE, cache=directory),
         r"has packed rows, which GPTDataset with an index of its own does not read yet; specify the dataset from",
     ),
-    "train": (
-        lambda packed, _: resolve(
-            Settings(
-                release="run",
-                model=Model(num_layers=2, hidden_size=64, num_attention_heads=4, seq_length=SIZE),
-                training=Training(gpus_per_node=1, iterations=4, global_batch_size=2),
-                checkpoint=CheckpointSettings(path="/checkpoints"),
-                dataset=DatasetSettings(path=str(packed), split="98,1,1"),
-            )
-        ),
-        r"has packed rows, which tokenmill train does not read yet; specify the dataset from which it was packed",
+    "train, another length": (
+        lambda packed, _: resolve(settings_of(packed, 64)),
+        r"the rows of .* have 128 tokens, but model.custom.seqLength is 64; set it to 128, or run tokenmill pack with",
+    ),
+    "train, Megatron-LM's reader of buckets": (
+        lambda packed, _: resolve(settings_of(packed, SIZE, "--object-storage-cache-path=/tmp")),
+        r"own reader of buckets \(--object-storage-cache-path\) cannot read packed rows; remove the argument",
+    ),
+    "train without Megatron-LM": (
+        build_train_index,
+        r"cannot import a Megatron-LM with --dataloader-defer-npy-index-mmap, without which it would not read packed",
     ),
     "forget": (
         forget_documents,

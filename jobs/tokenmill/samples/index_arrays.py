@@ -17,6 +17,7 @@ import numpy.typing as npt
 from tokenmill.samples.draws import Draws
 from tokenmill.samples.epochs import Epochs
 from tokenmill.samples.pair_order import BLOCK, iterate_ends, release, shuffle_samples, shuffle_sequences
+from tokenmill.samples.row_order import build_row_index
 
 Array = npt.NDArray[Any]
 
@@ -48,6 +49,16 @@ def write_pair_index(
     starts = create_npy(locate("sample_index"), (epochs.samples + 1, 2), dtype)
     _locate_samples(lengths, sequences, seq_length, starts)
     release(sequences, starts, shuffle_samples(epochs, random, allocate))
+
+
+def write_row_index(bounds: Array, epochs: int, seed: int, locate: Callable[[str], Path]) -> None:
+    """Write the index of packed rows; `locate` returns the path for one of the three names (`build_row_index`)."""
+
+    def allocate(name: str, length: int, dtype: npt.DTypeLike) -> Array:
+        shape = (length // 2, 2) if name == "sample_index" else (length,)
+        return create_npy(locate(name), shape, dtype).reshape(-1)
+
+    release(*build_row_index(bounds, epochs, seed, allocate))
 
 
 def write_blend_index(draws: Draws, locate: Callable[[str], Path]) -> Array:

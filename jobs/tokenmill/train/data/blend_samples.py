@@ -14,6 +14,7 @@ from tokenmill.datasets.training_data import TrainingData
 from tokenmill.datasets.weighted import Pair
 from tokenmill.errors import RequestError
 from tokenmill.samples.epochs import count_epochs
+from tokenmill.samples.row_order import count_row_epochs, find_rows
 from tokenmill.train.data.data_arguments import count_samples, parse_data_arguments
 from tokenmill.train.settings import Settings
 
@@ -84,6 +85,9 @@ def _available_samples(pair: Pair, split: str | None, number: int, built: int, s
 
     tokens = pair.tokens
     bounds = split_ranges(split, pair.sequences)[number] if split is not None else None
+    if pair.pack_size:
+        rows = find_rows(pair.reader.document_indices, *(bounds or (0, pair.sequences)))
+        return count_row_epochs(rows[1] - rows[0], built) * (rows[1] - rows[0]) if rows[0] < rows[1] else 0
     if bounds is not None:
         index, (begin, end) = open_index(Path(f"{pair.prefix}.idx")), bounds
         span = int(index.pointers[end - 1]) - int(index.pointers[begin])

@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -39,8 +39,9 @@ from tokenmill.core.typed_json import convert_json
 from tokenmill.datasets.formats.indexed.reader import open_index
 from tokenmill.errors import MachineError, RequestError, TokenmillError
 from tokenmill.samples.draws import Draws
-from tokenmill.samples.epochs import Epochs, count_epochs
-from tokenmill.samples.index_arrays import write_blend_index, write_pair_index
+from tokenmill.samples.epochs import count_epochs
+from tokenmill.samples.index_arrays import write_blend_index, write_pair_index, write_row_index
+from tokenmill.samples.row_order import count_row_epochs, find_rows
 from tokenmill.train.data import tokenizer_child
 from tokenmill.train.data.data_arguments import (
     EXISTING_INDEX_FLAGS,
@@ -127,6 +128,7 @@ def build_index(
     *,
     script: str,
     python: Sequence[str] = (sys.executable,),
+    packed: Set[str] = frozenset(),
     processes: int | None = None,
 ) -> str:
     """Build the sample index of the starts of a run unless it exists, and return a log line about it.
@@ -136,6 +138,7 @@ def build_index(
         cache: the directory of the index.
         script: the training script, next to which Megatron-LM may be.
         python: the command of the Python of the run.
+        packed: the prefixes of pairs with packed rows, each of which is a sample.
         processes: the number of processes; None for the number of CPUs.
 
     Raises:
@@ -163,7 +166,12 @@ def build_index(
                 for start in missing:
                     args = parse_data_arguments(start.arguments)
                     tokenizer = _identify_tokenizer(args, script, python, staging)
-                    plan = plan_index(args, count_samples(args, start.iteration), tokenizer.identifiers)
+                    if packed and not tokenizer.fields:
+                        raise RequestError(
+                            f"{python[0]} cannot import a Megatron-LM with {EXISTING_INDEX_FLAGS[1]}, without which it "
+                            "would not read packed rows as samples: start the run in the training image"
+                        )
+                    plan = plan_index(args, count_samples(args, start.iteration), tokenizer.identifiers, packed)
                     counts = _write_all(plan, staging, directory, processes or available_cpus())
                     flags = _choose_flags(args, plan, tokenizer, directory)
                     files = {path: (directory / path).stat().st_size for path in _list_files(plan)}
@@ -388,21 +396,33 @@ def _write_blend(blend: BlendIndex, staging: Path, cache: Path) -> list[int]:
 
 def _write_pair(pair: PairIndex, staging: Path, cache: Path) -> int:
     """Write the index of a pair; return the number of samples."""
-    lengths = open_index(Path(f"{pair.prefix}.idx")).lengths
-    first, end = (round(bound * float(len(lengths))) for bound in pair.bounds)
-    tokens = int(lengths[first:end].sum(dtype=np.int64))
+    index = open_index(Path(f"{pair.prefix}.idx"))
+    first, end = (round(bound * float(len(index.lengths))) for bound in pair.bounds)
+    low, high = find_rows(index.document_indices, first, end) if pair.packed else (first, end)
+    tokens = (high - low) * pair.seq_length if pair.packed else int(index.lengths[first:end].sum(dtype=np.int64))
     if tokens <= 0:
         raise RequestError(
-            f"{SPLITS[pair.split]} has no tokens in {pair.prefix}; set dataset.split to give it a larger share, or "
-            "write fewer, larger pairs (tokenmill join)"
+            f"{SPLITS[pair.split]} has no {'row' if pair.packed else 'tokens'} in {pair.prefix}; set dataset.split to "
+            "give it a larger share, or write fewer, larger pairs (tokenmill join)"
         )
-    epochs: Epochs = count_epochs(tokens, pair.samples, pair.seq_length)
-    if not _are_complete(pair.files, cache):
-        write_pair_index(
-            lengths, first, end, epochs, pair.seed, pair.seq_length, lambda name: staging / pair.files.locate(name)
-        )
+    written = _are_complete(pair.files, cache)
+
+    def locate(name: str) -> Path:
+        return staging / pair.files.locate(name)
+
+    if pair.packed:
+        epochs = count_row_epochs(high - low, pair.samples)
+        samples = epochs * (high - low)
+        if not written:
+            write_row_index(index.document_indices[low : high + 1], epochs, pair.seed, locate)
+    else:
+        read = count_epochs(tokens, pair.samples, pair.seq_length)
+        samples = read.samples
+        if not written:
+            write_pair_index(index.lengths, first, end, read, pair.seed, pair.seq_length, locate)
+    if not written:
         _publish(pair.files, staging, cache)
-    return epochs.samples
+    return samples
 
 
 def _are_complete(files: IndexFiles, cache: Path) -> bool:

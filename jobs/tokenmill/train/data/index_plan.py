@@ -7,7 +7,7 @@ tokenizer, and for a blend the weights (megatron/core/datasets/megatron_dataset.
 import argparse
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -56,6 +56,8 @@ class PairIndex:
     samples: int
     seed: int
     seq_length: int
+    packed: bool
+    """Whether the samples are the packed rows of the pair."""
 
 
 @dataclass(frozen=True)
@@ -88,13 +90,16 @@ class _Blend(NamedTuple):
     weights: list[float] | None
 
 
-def plan_index(args: argparse.Namespace, requested: RequestedSamples, tokenizer: Mapping[str, object]) -> IndexPlan:
+def plan_index(
+    args: argparse.Namespace, requested: RequestedSamples, tokenizer: Mapping[str, object], packed: Set[str]
+) -> IndexPlan:
     """Return the index that a start looks for.
 
     Args:
         args: the arguments of Megatron-LM that determine its datasets.
         requested: the samples that the start requests.
         tokenizer: what Megatron-LM writes about the tokenizer in a description.
+        packed: the prefixes of pairs with packed rows.
 
     Raises:
         RequestError: a list of pairs without weights, whose blend depends on the pairs.
@@ -127,7 +132,9 @@ def plan_index(args: argparse.Namespace, requested: RequestedSamples, tokenizer:
                 "tokenizer": dict(tokenizer),
             }
             files = _name(identifiers, f"{pair_class}-{SPLITS[split]}", PAIR_FILES)
-            index = PairIndex(files, prefix, split, bounds, samples, args.seed, args.seq_length)
+            index = PairIndex(
+                files, prefix, split, bounds, samples, args.seed, args.seq_length, packed=prefix in packed
+            )
             return pairs.setdefault(files.stem, index)
 
         if len(blend.prefixes) == 1 and (blend.weights is None or per_split is not None):

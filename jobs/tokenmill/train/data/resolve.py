@@ -7,12 +7,12 @@ import math
 from pathlib import Path
 
 from tokenmill.datasets.training_data import TrainingData
-from tokenmill.datasets.weighted import refuse_rows
 from tokenmill.errors import RequestError
 from tokenmill.train import settings as s
 from tokenmill.train.data.blend import collect_datasets
 from tokenmill.train.data.blend_samples import check_blend_samples
 from tokenmill.train.data.conversations import collect_conversations
+from tokenmill.train.data.flags import reads_buckets_itself
 
 PER_DATASET_SEQUENCES_FLAG = "--per-dataset-sequences-path"
 
@@ -24,7 +24,7 @@ def resolve(settings: s.Settings, root: Path | None = None) -> TrainingData:
         RequestError: a dataset is missing, unfinished or damaged, or the run cannot train on it.
     """
     data = collect_conversations(settings, root) if settings.sft else collect_datasets(settings.dataset, root)
-    refuse_rows(data.sources, "tokenmill train")
+    _check_rows(data, settings)
     training = settings.training
     if training.eval_iterations and not data.has_split("validation"):
         raise RequestError(
@@ -48,6 +48,22 @@ def resolve(settings: s.Settings, root: Path | None = None) -> TrainingData:
     if not settings.sft and settings.training.phases is None:
         check_blend_samples(data, settings)
     return data
+
+
+def _check_rows(data: TrainingData, settings: s.Settings) -> None:
+    """Raise RequestError if a run would not read packed rows as its samples."""
+    for pair in data.pairs:
+        if pair.pack_size not in (0, settings.model.seq_length):
+            raise RequestError(
+                f"the rows of {pair.prefix} have {pair.pack_size:,} tokens, but model.custom.seqLength is "
+                f"{settings.model.seq_length:,}; set it to {pair.pack_size}, or run tokenmill pack with --pack-size "
+                f"{settings.model.seq_length}"
+            )
+    if any(pair.pack_size for pair in data.pairs) and reads_buckets_itself(settings):
+        raise RequestError(
+            "Megatron-LM's own reader of buckets (--object-storage-cache-path) cannot read packed rows; remove the "
+            "argument"
+        )
 
 
 def _check_documents(data: TrainingData, settings: s.Settings) -> None:

@@ -4,7 +4,7 @@
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from tokenmill.fit.memory import checkpoint_bytes
 from tokenmill.train.arguments import DataArguments, megatron_arguments, sft_arguments
 from tokenmill.train.data import phases as phase_data
 from tokenmill.train.data.bucket_copies import check_own_reader
+from tokenmill.train.data.data_arguments import EXISTING_INDEX_FLAGS
 from tokenmill.train.data.flags import cache_path, write_data_arguments
 from tokenmill.train.data.index import IndexCache, Start, build_index, find_index_flags, needs_own_index
 from tokenmill.train.data.phases import RunPhases, settings_of
@@ -70,7 +71,7 @@ class TrainingRun:
     bucket: BucketCheckpoints | None
     """The checkpoints in a bucket; None if all nodes share the directory of the checkpoints."""
     make_index: Callable[[], str] | None
-    """Builds the sample index on this node and returns a log line; None if the ranks build it in a shared directory."""
+    """Builds the sample index on this node and returns a log line; None if Megatron-LM may build it, or node 0 does."""
 
     @property
     def checkpoints(self) -> Path:
@@ -140,20 +141,23 @@ def prepare(path: Path, *, scratch: Path, dry_run: bool = False) -> TrainingRun:
     if own_reader := check_own_reader(settings, pairs):
         messages, pairs = [*messages, *own_reader], ()
     training = settings.training
-    programs = _compose(settings, data, phases, scratch)
-    make_index = None
-    if needs_own_index(settings):
-        starts, cache = [Start(program.command[1:]) for program in programs], find_index_cache(data, settings)
-        trainer = settings.trainer
-        make_index = partial(build_index, starts, cache, script=trainer.script, python=trainer.python)
-    elif settings.trainer.framework == MEGATRON_LM and not settings.sft:
-        index_flags = [program.index_flags for program in programs]
-        messages = [*messages, describe_index(index_flags, find_index_cache(data, settings), data, settings)]
+    trainer, make_index = settings.trainer, None
+    if trainer.framework != MEGATRON_LM:
+        programs = [StartProgram(framework_command(settings, data, scratch, phases.file if phases else None))]
+    else:
+        starts, cache = list_starts(settings, data, phases, scratch), find_index_cache(data, settings)
+        programs, packed = _compose(settings, data, starts), list_packed(data)
+        if needs_own_index(settings) or (packed and node.is_leader):
+            build = partial(build_index, script=trainer.script, python=trainer.python, packed=packed)
+            make_index = partial(build, starts, cache)
+        elif not settings.sft and not packed:
+            index_flags = [program.index_flags for program in programs]
+            messages = [*messages, describe_index(index_flags, cache, data, settings)]
     launchers = [
         build_launcher_command(
             # The ranks of nodes that start with different phases, or not all with an index, never meet.
             node,
-            settings.trainer.launcher,
+            trainer.launcher,
             training.gpus_per_node,
             "-".join(
                 [settings.release, *([str(number)] if phases else []), *(["index"] if program.index_flags else [])]
@@ -227,17 +231,24 @@ def list_starts(settings: Settings, data: TrainingData, phases: RunPhases | None
     return starts
 
 
-def _compose(settings: Settings, data: TrainingData, phases: RunPhases | None, scratch: Path) -> list[StartProgram]:
-    """Return the program with its arguments: one for each phase of Megatron-LM, or one."""
-    if settings.trainer.framework != MEGATRON_LM:
-        return [StartProgram(framework_command(settings, data, scratch, phases.file if phases else None))]
-    programs, cache = [], find_index_cache(data, settings)
-    for start in list_starts(settings, data, phases, scratch):
-        # Of nodes with an index each, only some may have one already.
-        unshared = settings.sft or needs_own_index(settings)
-        flags = None if unshared else find_index_flags(start.arguments, cache)
-        programs.append(StartProgram([settings.trainer.script, *start.arguments, *(flags or [])], flags))
-    return programs
+def list_packed(data: TrainingData) -> frozenset[str]:
+    """Return the prefixes of the pairs with packed rows."""
+    return frozenset(str(pair.prefix) for pair in data.pairs if pair.pack_size)
+
+
+def _compose(settings: Settings, data: TrainingData, starts: Sequence[Start]) -> list[StartProgram]:
+    """Return the program of Megatron-LM with its arguments for each start."""
+    script, cache = settings.trainer.script, find_index_cache(data, settings)
+    if list_packed(data):  # Megatron-LM must not build an index itself, in which rows are no samples
+        return [StartProgram([script, *start.arguments, EXISTING_INDEX_FLAGS[1]]) for start in starts]
+    # Of nodes with an index each, only some may have one already.
+    if settings.sft or needs_own_index(settings):
+        return [StartProgram([script, *start.arguments]) for start in starts]
+    found = [find_index_flags(start.arguments, cache) for start in starts]
+    return [
+        StartProgram([script, *start.arguments, *(flags or [])], flags)
+        for start, flags in zip(starts, found, strict=True)
+    ]
 
 
 def _summarize_phases(phases: RunPhases | None) -> list[str]:

@@ -38,7 +38,14 @@ from tokenmill.train.runtime.metrics import JOB, TrainingCollector
 from tokenmill.train.runtime.node import build_launcher_environment, read_rank
 from tokenmill.train.runtime.output import log, write, writing_in_background
 from tokenmill.train.runtime.peers import PeerStatus
-from tokenmill.train.runtime.prepare import TrainingRun, find_index_cache, list_starts, prepare, prepare_data
+from tokenmill.train.runtime.prepare import (
+    TrainingRun,
+    find_index_cache,
+    list_packed,
+    list_starts,
+    prepare,
+    prepare_data,
+)
 from tokenmill.train.runtime.rendezvous import Rendezvous
 from tokenmill.train.runtime.supervisor import HangTimeouts, LauncherExit, Signals, Supervisor
 from tokenmill.train.runtime.uploads import FollowerUploads, LeaderUploads, Uploads
@@ -93,7 +100,8 @@ def build_sample_index(path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="tokenmill-index-") as scratch:
         starts = list_starts(settings, data, phases, Path(scratch))
         cache, trainer = find_index_cache(data, settings), settings.trainer
-        log(build_index(starts, cache, script=trainer.script, python=trainer.python))
+        packed = list_packed(data)
+        log(build_index(starts, cache, script=trainer.script, python=trainer.python, packed=packed))
 
 
 def train(path: Path, target: MetricsTarget, notify: NotifyTarget) -> None:
@@ -311,11 +319,19 @@ def _run_attempt(
         stopped_nodes=stopped_nodes,
         is_transition=run.is_transition(attempt.saved),
     )
-    if verdict.code and not attempt.iterated and not attempt.stopped and forget_index(command, run.cache):
-        verdict = AttemptVerdict(
-            143, f"{verdict.reason}; the next start does not trust the index of --build-index, and looks for its files"
-        )
-    return _record_end(records, attempt, verdict)
+    return _record_end(records, attempt, _distrust_index(run, attempt, verdict, command))
+
+
+def _distrust_index(
+    run: TrainingRun, attempt: Attempt, verdict: AttemptVerdict, command: Sequence[str]
+) -> AttemptVerdict:
+    """Return the verdict on an attempt; if it failed before its first iteration with an index, the next has none."""
+    failed = verdict.code and not attempt.iterated and not attempt.stopped
+    if not failed or run.make_index is not None or not forget_index(command, run.cache):
+        return verdict
+    return AttemptVerdict(
+        143, f"{verdict.reason}; the next start does not trust the index of --build-index, and looks for its files"
+    )
 
 
 def _read_stopped_nodes(records: RunRecords, attempt: Attempt) -> list[str]:
