@@ -239,16 +239,16 @@ def list_packed(data: TrainingData) -> frozenset[str]:
 def _compose(settings: Settings, data: TrainingData, starts: Sequence[Start]) -> list[StartProgram]:
     """Return the program of Megatron-LM with its arguments for each start."""
     script, cache = settings.trainer.script, find_index_cache(data, settings)
-    if list_packed(data):  # Megatron-LM must not build an index itself, in which rows are no samples
+    if list_packed(data):  # Megatron-LM must not build an index itself, in which a row is not a sample
         return [StartProgram([script, *start.arguments, EXISTING_INDEX_FLAGS[1]]) for start in starts]
     # Of nodes with an index each, only some may have one already.
     if settings.sft or needs_own_index(settings):
         return [StartProgram([script, *start.arguments]) for start in starts]
-    found = [find_index_flags(start.arguments, cache) for start in starts]
-    return [
-        StartProgram([script, *start.arguments, *(flags or [])], flags)
-        for start, flags in zip(starts, found, strict=True)
-    ]
+    programs = []
+    for start in starts:
+        flags = find_index_flags(start.arguments, cache)
+        programs.append(StartProgram([script, *start.arguments, *(flags or [])], flags))
+    return programs
 
 
 def _summarize_phases(phases: RunPhases | None) -> list[str]:
