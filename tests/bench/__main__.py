@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import buckets, chats, encoding, models, moving, reading
+from . import buckets, chats, encoding, indexes, models, moving, reading
 from .corpora import SLIMPAJAMA, Corpus, shaped
 from .growth import growth
 from .measure import MB, Failed, machine
@@ -81,6 +81,7 @@ SECTIONS: dict[str, Callable[[Setting], Section]] = {
     "loaders": reading.loaders,
     "loaders-memory": reading.memory,
     "buckets": buckets.section,
+    "index": indexes.index,
     "linear-files": lambda s: encoding.linear(s, "files", s.size(SLIMPAJAMA, 400), "files"),
     "linear-documents": lambda s: encoding.linear(s, "documents", s.size(31_000_000, 40_000), "documents"),
     "growth": growth,
