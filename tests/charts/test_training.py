@@ -421,7 +421,8 @@ def test_phases_and_blend_files_have_paths_on_the_volume(tmp_path: Path) -> None
     assert (phases[1].tokens, phases[1].seed, phases[1].blend[0].max_epochs) == (2e12, 7, 2)
     assert read(training(**{"training.phases": "x/phases.yaml"}), tmp_path).training.phases == "/data/x/phases.yaml"
     assert read(training(**{"dataset.blend": "x/blend.json"}), tmp_path).dataset.blend == "/data/x/blend.json"
-    refused = run_training_render(**{"dataset.buildIndex.enabled": "true"}, **values)
+    assert not run_training_render(**{"dataset.buildIndex.enabled": "true"}, **values).returncode
+    refused = run_training_render(**{"dataset.blend": "x/blend.json"}, **values)
     assert refused.returncode and "training.phases names the datasets of each phase" in refused.stderr
     for change in ({"training.phases[0].wieght": 1}, {"training.phases[0].blend[0].path": "../x"}):
         assert run_training_render(**values | change).returncode
