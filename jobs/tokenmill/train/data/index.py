@@ -156,7 +156,7 @@ def build_index(
     with explain_os_errors(directory):
         cache.tree.make_directory(directory)
         remove_abandoned(cache.tree, directory)
-        missing = [start for start in starts if _find_built(start.arguments, cache) is None]
+        missing = [start for start in starts if not _is_finished(start, cache)]
         if not missing:
             return f"the sample index exists: {directory}"
         staging = directory / f".index.{process_name()}.tmp"
@@ -185,9 +185,12 @@ def build_index(
 
 
 def find_index_flags(arguments: Sequence[str], cache: IndexCache) -> list[str] | None:
-    """Return the flags with which a start uses an index that `build_index` has built; None without such an index."""
-    built = _find_built(arguments, cache)
-    if built is None:
+    """Return the flags with which a start uses an index that `build_index` has built; None without such an index.
+
+    Each node calls this function, so it lists the directory instead of asking for the size of each file.
+    """
+    built = _read_record(arguments, cache)
+    if built is None or not built.files.keys() <= set(cache.tree.names(cache.path)):
         return None
     return list(built.flags)
 
@@ -251,16 +254,21 @@ def _record_path(args: argparse.Namespace, cache: Path) -> Path:
     return cache / f"built-{content_id({'lists': Path(file).read_text() if file else None, **options})}.json"
 
 
-def _find_built(arguments: Sequence[str], cache: IndexCache) -> _Built | None:
-    """Return the record of a finished index whose files all have their recorded sizes."""
-    tree, directory = cache.tree, cache.path
-    value = read_json(_record_path(parse_data_arguments(arguments), directory), tree=tree)
+def _read_record(arguments: Sequence[str], cache: IndexCache) -> _Built | None:
+    """Return the record of a finished index; its files may have been deleted since."""
+    value = read_json(_record_path(parse_data_arguments(arguments), cache.path), tree=cache.tree)
     try:
-        built = convert_json(value, _Built)
+        return convert_json(value, _Built)
     except msgspec.ValidationError:
         return None
-    complete = all("/" not in name and tree.size(directory / name) == size for name, size in built.files.items())
-    return built if complete else None
+
+
+def _is_finished(start: Start, cache: IndexCache) -> bool:
+    """Return whether all files of the index of a start have their recorded sizes."""
+    built = _read_record(start.arguments, cache)
+    return built is not None and all(
+        "/" not in name and cache.tree.size(cache.path / name) == size for name, size in built.files.items()
+    )
 
 
 def _list_files(plan: IndexPlan) -> Iterator[str]:
