@@ -217,6 +217,24 @@ def test_the_checkpoints_of_a_bucket_are_listed(job: Callable[..., BucketJob], s
         assert refused.code == 2, refused.out
 
 
+@pytest.mark.parametrize("name", ["../../../planted", "/tmp/planted", "a/../../planted"])
+def test_a_record_does_not_lead_outside_the_checkpoint(
+    job: Callable[..., BucketJob], s3_store: Store, name: str
+) -> None:
+    run = job(step=0.05)
+    assert run.once()[0] == 0
+    newest = run.saved()[-1]
+    path = f"run/iter_{newest:07d}/tokenmill-checkpoint.json"
+    record = json.loads(run.objects()[path.removeprefix("run/")])
+    record["files"].append({"name": name, "size": 3, "hash": "0" * 32})
+    s3_store.put(path, json.dumps(record).encode())
+    run.lose_disks()
+    run.settings["training"]["iterations"] = 60
+    code, log = run.once()
+    assert code == 2 and f"iter_{newest:07d}: tokenmill did not upload it: it has no valid record" in log, log
+    assert not list(run.directory.rglob("planted"))
+
+
 def test_the_tracker_can_be_set_back(job: Callable[..., BucketJob], s3_store: Store) -> None:
     run = job(step=0.05)
     assert run.once()[0] == 0

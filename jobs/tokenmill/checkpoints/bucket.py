@@ -29,7 +29,7 @@ from tokenmill.core.buckets.tree import open_bucket
 from tokenmill.core.files.codec import read_json, readable_json
 from tokenmill.core.files.hashing import hash_file
 from tokenmill.core.files.paths import RECORDS_DIRECTORY
-from tokenmill.core.files.tree import Tree
+from tokenmill.core.files.tree import Tree, check_inside
 from tokenmill.core.machine import process_name
 from tokenmill.core.typed_json import convert_json
 from tokenmill.errors import InputError, RequestError, TransientError
@@ -110,9 +110,12 @@ class BucketCheckpoints:
     def read_record(self, name: str) -> CheckpointRecord | None:
         """Return the record of a checkpoint, None if there is none or it is damaged."""
         try:
-            return convert_json(read_json(self.path / name / RECORD, tree=self.tree), CheckpointRecord)
-        except msgspec.ValidationError:
+            record = convert_json(read_json(self.path / name / RECORD, tree=self.tree), CheckpointRecord)
+            for file in record.files:
+                check_inside(self.path / name, file.name)
+        except (msgspec.ValidationError, RequestError):
             return None
+        return record
 
     def check_access(self) -> None:
         """Write, read, list and delete an object.
