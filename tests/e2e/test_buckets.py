@@ -117,7 +117,10 @@ class BucketTraining(Training):
 
     def iteration(self) -> int:
         """Return the iteration of the last checkpoint that the log of node 0 names, since the start of its pod."""
-        log = self.account.run(f"kubectl logs {self.pods()[0]['metadata']['name']}").out
+        pods = self.pods()
+        if not pods:
+            return 0
+        log = self.account.run(f"kubectl logs {pods[0]['metadata']['name']}").out
         return max(map(int, re.findall(r"the checkpoint of iteration (\d+) is complete", log)), default=0)
 
     def assert_exact(self, target: int) -> None:
