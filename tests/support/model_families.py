@@ -5,6 +5,7 @@ models; `test_convert`, `test_convert_config` and the conformance test compare a
 """
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 HIDDEN, FFN, LAYERS, HEADS, GROUPS, VOCABULARY, POSITIONS, EXPERTS = 16, 40, 2, 4, 2, 4096, 64, 4
@@ -28,6 +29,8 @@ class FamilyCase(NamedTuple):
     """Changes of the architecture after an import that the family can also compute."""
     refused: list[tuple[dict[str, Any], list[str]]]
     """Changes of the config that an import refuses, and words of the message."""
+    required: Mapping[str, Any] = MappingProxyType({})
+    """Values of the keys of which an import refuses the default."""
     no_effect: frozenset[str] = frozenset()
     """Keys of the class of transformers that an import need not read, in addition to those that all classes have."""
     added_prefix: str = ""
@@ -57,7 +60,7 @@ ROTARY_CHOICES: dict[str, list[Any]] = {
     "use_sliding_window": [True, False],
     "max_window_layers": [1, 40],
     "layer_types": [None],
-    "num_local_experts": [4],
+    "num_local_experts": [12],
     "num_experts": [16],
     "num_experts_per_tok": [3],
 }
@@ -97,12 +100,24 @@ def dense_shapes(config: Mapping[str, Any], name: str) -> Shapes:
 
 def mixtral_shapes(config: Mapping[str, Any], name: str) -> Shapes:
     """Return the shapes of a router and its experts."""
-    hidden, ffn, experts = config["hidden_size"], config["intermediate_size"], config["num_local_experts"]
-    shapes: Shapes = {f"{name}block_sparse_moe.gate.weight": (experts, hidden)}
+    return expert_shapes(f"{name}block_sparse_moe.", ("w1", "w3", "w2"), config, "intermediate_size")
+
+
+def qwen3_moe_shapes(config: Mapping[str, Any], name: str) -> Shapes:
+    """Return the shapes of a router and its experts."""
+    return expert_shapes(f"{name}mlp.", ("gate_proj", "up_proj", "down_proj"), config, "moe_intermediate_size")
+
+
+def expert_shapes(block: str, linears: tuple[str, str, str], config: Mapping[str, Any], width: str) -> Shapes:
+    """Return the shapes of a router and its experts, whose width is that of the key `width`."""
+    hidden, ffn = config["hidden_size"], config[width]
+    experts = config["num_experts" if "num_experts" in config else "num_local_experts"]
+    shapes: Shapes = {f"{block}gate.weight": (experts, hidden)}
+    gate, up, down = linears
     for expert in range(experts):
-        start = f"{name}block_sparse_moe.experts.{expert}."
-        shapes |= {f"{start}w1.weight": (ffn, hidden), f"{start}w3.weight": (ffn, hidden)}
-        shapes[f"{start}w2.weight"] = (hidden, ffn)
+        start = f"{block}experts.{expert}."
+        shapes |= {f"{start}{gate}.weight": (ffn, hidden), f"{start}{up}.weight": (ffn, hidden)}
+        shapes[f"{start}{down}.weight"] = (hidden, ffn)
     return shapes
 
 
@@ -166,6 +181,11 @@ def expect_mixtral(loaded: Any) -> dict[str, Any]:
     """Return the fields for a configuration with experts."""
     experts = {"num_experts": loaded.num_local_experts, "experts_per_token": loaded.num_experts_per_tok}
     return expect_with_window(loaded) | experts
+
+
+def expect_qwen3_moe(loaded: Any) -> dict[str, Any]:
+    """Return the fields for a configuration with experts of their own width."""
+    return expect_mixtral(loaded) | {"expert_ffn_hidden_size": loaded.moe_intermediate_size}
 
 
 # -- GPT-2
@@ -347,5 +367,42 @@ CASES = {
         expect=expect_qwen,
         changes=ROTARY_CHANGES,
         refused=[({"head_dim": None}, ["head_dim"])],
+    ),
+    "qwen3_moe": FamilyCase(
+        config=lambda hidden, ffn: rotary_config(
+            "Qwen3Moe",
+            head_dim=hidden // 2,
+            moe_intermediate_size=ffn // 5,
+            num_experts=2 * EXPERTS,
+            num_experts_per_tok=3,
+            norm_topk_prob=True,
+            decoder_sparse_step=1,
+            mlp_only_layers=[],
+        )(hidden, ffn),
+        shapes=rotary_shapes(qk_norm=True, feed_forward=qwen3_moe_shapes),
+        values=ROTARY_VALUES | {"qkLayernorm": True, "numExperts": 2 * EXPERTS, "expertFfnHiddenSize": FFN // 5},
+        choices=ROTARY_CHOICES | {"moe_intermediate_size": [24], "mlp_only_layers": [[], None]},
+        expect=expect_qwen3_moe,
+        changes=ROTARY_CHANGES,
+        required={"norm_topk_prob": True},
+        no_effect=frozenset(("output_router_logits", "router_aux_loss_coef")),
+        refused=[
+            ({"norm_topk_prob": False}, ["norm_topk_prob"]),
+            ({"norm_topk_prob": None}, ["norm_topk_prob"]),
+            ({"decoder_sparse_step": 2}, ["decoder_sparse_step", "2"]),
+            ({"decoder_sparse_step": 0}, ["decoder_sparse_step", "0"]),
+            ({"mlp_only_layers": [1]}, ["mlp_only_layers", "[1]"]),
+            ({"mlp_only_layers": 1}, ["mlp_only_layers"]),
+            ({"num_experts": 0}, ["num_experts"]),
+            ({"num_experts_per_tok": 9}, ["num_experts_per_tok", "9 of 8"]),
+            ({"num_experts_per_tok": 1}, ["num_experts_per_tok", "1 expert"]),
+            ({"num_local_experts": 16}, ["gate", "[8, 16]", "[16, 16]"]),
+            ({"moe_intermediate_size": None}, ["moe_intermediate_size"]),
+            ({"moe_intermediate_size": 40}, ["[40, 16]", "[8, 16]"]),
+            ({"attention_bias": True}, ["attention_bias"]),
+            ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, ["rope_scaling", "yarn"]),
+            ({"model_type": "qwen2_moe"}, ["qwen2_moe"]),
+            ({"model_type": "qwen3_next"}, ["qwen3_next"]),
+        ],
     ),
 }

@@ -120,7 +120,7 @@ def test_several_files_and_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 DIFFERENCES = ("numQueryGroups", "ffnHiddenSize", "rotaryBase", "ropeScalingFactor")
-DIFFERENCES += ("addQkvBias", "qkLayernorm", "numExperts")
+DIFFERENCES += ("addQkvBias", "qkLayernorm", "numExperts", "expertFfnHiddenSize")
 
 
 @pytest.mark.parametrize("family", CASES)
@@ -272,6 +272,8 @@ def put(name: str, dtype: str, *shape: int) -> Callable[[Any, dict[str, Tensor]]
         ("llama", config_change(tie_word_embeddings=True), [HEAD, "tie_word_embeddings", "other values"]),
         ("llama", config_change(vocab_size=4000), ["[4096, 16]", "[4000, 16]"]),
         ("mixtral", remove("model.layers.0.block_sparse_moe.gate.weight"), ["gate", "[4, 16]"]),
+        ("qwen3_moe", remove("model.layers.1.mlp.experts.7.up_proj.weight"), ["experts.7.up_proj", "[8, 16]"]),
+        ("qwen3_moe", put("model.layers.0.mlp.experts.gate_up_proj", "F32", 8, 16, 16), ["not part", "gate_up_proj"]),
         ("gpt2", remove("h.0.ln_1.bias"), ["h.0.ln_1.bias", "[16]"]),
     ],
     ids=lambda value: value if isinstance(value, str) else None,

@@ -65,6 +65,7 @@ def expect(kind: str, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def assert_same(kind: str, config: dict[str, Any]) -> None:
+    config = {**CASES[kind].required, **config}
     model: Model = parse_config({**config, "model_type": kind}, "name", "config.json").model
     expected = expect(kind, config)
     assert {name: getattr(model, name) for name in expected} == expected, config

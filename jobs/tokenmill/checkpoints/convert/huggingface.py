@@ -129,7 +129,7 @@ def has_same_architecture(first: Model, second: Model) -> bool:
         *("untie_embeddings", "num_experts", "add_qkv_bias"),
     }
     if first.num_experts:
-        names.add("experts_per_token")
+        names |= {"experts_per_token", "expert_ffn_hidden_size"}
     derived = (
         ("ffn", "head_size", "padded_vocab") if first.embedding_rows and second.embedding_rows else ("ffn", "head_size")
     )
