@@ -16,7 +16,7 @@ REFUSED = {
     "unknown size": (
         {"model.size": "2.7b"},
         "model.size=2.7b is not a known size: the sizes are 1.3b, 125m, 13b, 175b, 30b, 375m, 857m, llama3-70b, "
-        "llama3-8b, mixtral-8x7b, qwen3-8b and custom.\n"
+        "llama3-8b, mixtral-8x7b, qwen3-30b-a3b, qwen3-8b and custom.\n"
         "Set one of them, or describe the model with --set model.size=custom --set model.custom.numLayers=... "
         "(charts/megatron-training/README.md).",
     ),
@@ -201,15 +201,18 @@ NO_PIPELINE = "virtual stages (the interleaved schedule) need pipeline > 1, not 
 TOO_LARGE = "more than a GPU has"
 
 
+WITH_EXPERTS = {"mixtral-8x7b", "qwen3-30b-a3b"}
+
+
 APART = {
     "context-8": {"30b": "128 / 256 leaves a remainder of 128", "175b": "512 / 1024 leaves a remainder of 512"},
     "data-only": dict.fromkeys(("13b", "30b", "175b", "llama3-8b", "llama3-70b"), TOO_LARGE),
-    "expert-8": dict.fromkeys((file.stem for file in overlays("models") if file.stem != "mixtral-8x7b"), NO_EXPERTS),
-    "interleaved": dict.fromkeys(("125m", "375m", "857m", "llama3-8b", "qwen3-8b"), NO_PIPELINE),
+    "expert-8": dict.fromkeys({file.stem for file in overlays("models")} - WITH_EXPERTS, NO_EXPERTS),
+    "interleaved": dict.fromkeys(("125m", "375m", "857m", "llama3-8b", "qwen3-8b", "qwen3-30b-a3b"), NO_PIPELINE),
     "tensor-4-pipeline-8": {
         **dict.fromkeys(("125m", "375m", "857m"), "8 / 32 leaves a remainder of 8"),
         "1.3b": "16 / 32 leaves a remainder of 16",
-        "mixtral-8x7b": "expert tensor 4 x expert 8 x pipeline 8 = 256",
+        **dict.fromkeys(WITH_EXPERTS, "expert tensor 4 x expert 8 x pipeline 8 = 256"),
         "qwen3-8b": "36 layers are not divisible by pipeline 8",
     },
     "tensor-8": {"125m": "12 attention heads are not divisible by tensor 8", "175b": TOO_LARGE},

@@ -19,6 +19,7 @@ KNOWN = {  # billions of parameters
     "llama3-70b": 70.6,
     "mixtral-8x7b": 46.7,
     "qwen3-8b": 8.19,
+    "qwen3-30b-a3b": 30.5,
 }
 FIELDS = {"numLayers": 2, "hiddenSize": 64, "numAttentionHeads": 4}
 
@@ -39,6 +40,7 @@ def test_a_preset_has_its_known_parameters(name: str) -> None:
 
 def test_a_token_uses_some_of_the_experts() -> None:
     assert count("mixtral-8x7b").active / 1e9 == pytest.approx(12.9, rel=0.02)
+    assert count("qwen3-30b-a3b").active / 1e9 == pytest.approx(3.3, rel=0.02)
     assert count("13b").active == count("13b").total
 
 

@@ -141,9 +141,8 @@ def preset_names() -> list[str]:
 
 
 def _family_and_size(name: str) -> tuple[str, float]:
-    family, _, size = name.rpartition("-")
-    number = size.rstrip("mb").rpartition("x")[2]
-    return family, float(number) * (1000 if size.endswith("b") else 1)
+    ((family, number, unit),) = re.findall(r"^(.*?)([\d.]+)([mb])\b", name)
+    return family, float(number) * (1000 if unit == "b" else 1)
 
 
 def load_preset(name: str, /, **changed_fields: Any) -> Model:

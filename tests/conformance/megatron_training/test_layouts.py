@@ -40,7 +40,9 @@ def shrink(model: Model) -> Model:
     if model.kv_channels:
         changes["kv_channels"] = 32
     if model.num_experts:
-        changes["num_experts"] = 4
+        changes |= {"num_experts": 4, "experts_per_token": 2}
+    if model.expert_ffn_hidden_size:
+        changes["expert_ffn_hidden_size"] = 48
     return msgspec.structs.replace(model, **changes)
 
 
