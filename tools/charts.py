@@ -463,7 +463,7 @@ def type_schema(annotation: Any, *, may_be_zero: bool) -> dict[str, Any]:
         return settings_section(member.cls) | {"type": ["object", "null"]}
     if isinstance(member, info.LiteralType):
         return {"enum": [*member.values, None]}
-    if isinstance(member, info.ListType):
+    if isinstance(member, info.ListType | info.VarTupleType):
         item = member.item_type
         if isinstance(item, info.StructType):
             return {"type": "array", "items": settings_section(item.cls, described=True)}

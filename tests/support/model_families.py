@@ -4,6 +4,7 @@ Each entry has a small model as transformers saves it, and what is expected of i
 models; `test_convert`, `test_convert_config` and the conformance test compare all families.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -98,6 +99,15 @@ def dense_shapes(config: Mapping[str, Any], name: str) -> Shapes:
     return up | {f"{name}mlp.down_proj.weight": (hidden, ffn)}
 
 
+def fused_shapes(config: Mapping[str, Any]) -> Shapes:
+    """Return the shapes of Phi's tensors: query, key and value are one, and gate and up."""
+    shapes: Shapes = {}
+    for name, shape in rotary_shapes()(config).items():
+        new = re.sub(r"\b(q|k|v)_proj", "qkv_proj", re.sub(r"\b(gate|up)_proj", "gate_up_proj", name))
+        shapes[new] = (shapes.get(new, (0,))[0] + shape[0], *shape[1:]) if new != name else shape
+    return shapes
+
+
 def mixtral_shapes(config: Mapping[str, Any], name: str) -> Shapes:
     """Return the shapes of a router and its experts."""
     return expert_shapes(f"{name}block_sparse_moe.", ("w1", "w3", "w2"), config, "intermediate_size")
@@ -165,6 +175,18 @@ def expect_rotary(loaded: Any, window: int | None = None) -> dict[str, Any]:
         "rotary_base": rope["rope_theta"],
         "rope_scaling_factor": rope["factor"] if rope["rope_type"] == "llama3" else None,
     }
+
+
+def expect_phi(loaded: Any) -> dict[str, Any]:
+    """Return the fields for a configuration with rope of a part of each head."""
+    share = loaded.rope_parameters["partial_rotary_factor"]
+    return expect_with_window(loaded) | {"rotary_percent": share, "hidden_dropout": loaded.resid_pdrop}
+
+
+def expect_smollm(loaded: Any) -> dict[str, Any]:
+    """Return the fields for a configuration with layers without rope."""
+    marks = loaded.no_rope_layers[: loaded.num_hidden_layers]
+    return expect_qwen(loaded) | {"layers_without_rope": tuple(layer for layer, mark in enumerate(marks) if not mark)}
 
 
 def expect_with_window(loaded: Any) -> dict[str, Any]:
@@ -346,6 +368,36 @@ CASES = {
             ({"num_local_experts": 10**9}, ["num"]),
         ],
     ),
+    "phi3": FamilyCase(
+        config=rotary_config(
+            "Phi3", rope_parameters={"rope_theta": 500000.0, "partial_rotary_factor": 0.5, **DEFAULT}, resid_pdrop=0.0
+        ),
+        shapes=fused_shapes,
+        values=ROTARY_VALUES | {"rotaryPercent": 0.5},
+        choices={
+            **{key: values for key, values in ROTARY_CHOICES.items() if key not in ("rope_parameters", "rope_scaling")},
+            "rope_parameters": [None, {}, {"rope_theta": 30_000.0}, {"partial_rotary_factor": 0.25, **DEFAULT}],
+            "rope_scaling": [None, {}, {"type": "default"}, {"partial_rotary_factor": 0.75, **DEFAULT}],
+            "partial_rotary_factor": [0.5, 1.0],
+            "resid_pdrop": [0.1],
+        },
+        expect=expect_phi,
+        changes=[*ROTARY_CHANGES[:3], {"rotary_percent": 1.0, "hidden_dropout": 0.2}],
+        refused=[
+            ({"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}}, ["longrope"]),
+            ({"rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [2.0]}}, ["rope_scaling", "su"]),
+            ({"rope_parameters": LLAMA3}, ["rope_type", "llama3"]),
+            ({"rope_parameters": {"partial_rotary_factor": 1.5}}, ["partial_rotary_factor", "1.5"]),
+            ({"rope_parameters": {"partial_rotary_factor": "half"}}, ["partial_rotary_factor", "half"]),
+            ({"rope_parameters": {"partial_rotary_factor": 0.25}}, ["partial_rotary_factor", "0.25", "1 of the 4"]),
+            ({"num_key_value_heads": 4}, ["qkv_proj"]),
+            ({"sliding_window": "all"}, ["sliding_window"]),
+            ({"resid_pdrop": 2}, ["resid_pdrop"]),
+            ({"model_type": "phimoe"}, ["phimoe"]),
+            ({"model_type": "phi4_multimodal"}, ["phi4_multimodal"]),
+        ],
+        no_effect=frozenset(("embd_pdrop", "original_max_position_embeddings")),
+    ),
     "qwen2": FamilyCase(
         config=rotary_config("Qwen2", tie_word_embeddings=True, use_sliding_window=False, sliding_window=32),
         shapes=rotary_shapes(qkv_bias=True),
@@ -403,6 +455,30 @@ CASES = {
             ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, ["rope_scaling", "yarn"]),
             ({"model_type": "qwen2_moe"}, ["qwen2_moe"]),
             ({"model_type": "qwen3_next"}, ["qwen3_next"]),
+        ],
+    ),
+    "smollm3": FamilyCase(
+        config=rotary_config("SmolLM3", no_rope_layers=[1, 0], tie_word_embeddings=True),
+        shapes=rotary_shapes(),
+        values=ROTARY_VALUES | {"layersWithoutRope": [1]},
+        choices=ROTARY_CHOICES
+        | {
+            "no_rope_layers": [None, [1] * 40, [0] * 40, [1, 0] * 20],
+            "no_rope_layer_interval": [1, 3, 50],
+        },
+        expect=expect_smollm,
+        changes=[*ROTARY_CHANGES, {"layers_without_rope": ()}, {"layers_without_rope": (0, 1)}],
+        refused=[
+            ({"no_rope_layers": [1]}, ["no_rope_layers", "[1]", "2 layers"]),
+            ({"no_rope_layers": [1, 2]}, ["no_rope_layers", "[1, 2]"]),
+            ({"no_rope_layers": [1, None]}, ["no_rope_layers"]),
+            ({"no_rope_layers": "all"}, ["no_rope_layers"]),
+            ({"no_rope_layers": None, "no_rope_layer_interval": 0}, ["no_rope_layer_interval", "0"]),
+            ({"no_rope_layers": None, "num_hidden_layers": 10**9}, ["num"]),
+            ({"layer_types": ["sliding_attention"] * 2, "sliding_window": 8}, ["layer_types"]),
+            ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor", "0.5"]),
+            ({"mlp_bias": True}, ["mlp_bias"]),
+            ({"model_type": "smollm"}, ["smollm"]),
         ],
     ),
 }

@@ -86,9 +86,8 @@ def test_every_preset_supports_a_cpu(name: str) -> None:
 
 
 def test_every_setting_has_an_argument() -> None:
-    arguments = parse_arguments(
-        model="mixtral-8x7b", changed={"ropeScalingFactor": 8, "expertFfnHiddenSize": 512}, **EVERYTHING
-    )
+    changed = {"ropeScalingFactor": 8, "rotaryPercent": 0.5, "layersWithoutRope": [1, 31], "expertFfnHiddenSize": 512}
+    arguments = parse_arguments(model="mixtral-8x7b", changed=changed, **EVERYTHING)
     assert arguments["--iterations-to-skip"] == [7, 8]
     assert arguments["--recompute-granularity"] == ["full"]
     assert arguments["--recompute-method"] == ["uniform"] and arguments["--recompute-num-layers"] == [1]
@@ -96,6 +95,8 @@ def test_every_setting_has_an_argument() -> None:
     assert arguments["--exit-duration-in-mins"] == [60]
     assert arguments["--tensorboard-dir"] == ["/logs"]
     assert arguments["--moe-ffn-hidden-size"] == [512] and arguments["--rope-scaling-factor"] == [8.0]
+    assert arguments["--rotary-percent"] == [0.5]
+    assert arguments["--no-rope-freq"] == ["[0,1" + 29 * ",0" + ",1]"]
     flags = {"--use-sharp", "--fp16", "--reset-position-ids", "--reset-attention-mask", "--eod-mask-loss"}
     flags |= {"--check-for-spiky-loss", "--no-check-for-nan-in-loss-and-grad", "--dist-ckpt-optim-fully-reshardable"}
     flags |= {"--async-save", "--use-persistent-ckpt-worker", "--use-rope-scaling"}
@@ -106,10 +107,8 @@ def test_every_setting_has_an_argument() -> None:
 def test_unused_settings_have_no_argument() -> None:
     arguments = parse_arguments()
     assert arguments["--bf16"] == [] and "--fp16" not in arguments
-    assert (
-        not {"--recompute-method", "--async-save", "--tensorboard-dir", "--use-sharp", "--kv-channels"}
-        & arguments.keys()
-    )
+    unused = {"--recompute-method", "--async-save", "--tensorboard-dir", "--use-sharp", "--kv-channels"}
+    assert not (unused | {"--rotary-percent", "--no-rope-freq"}) & arguments.keys()
     assert arguments["--data-path"] == ["0.25", "/data/a", "0.75", "/data/b"]
     assert arguments["--min-lr"] == [pytest.approx(6e-5)]
 

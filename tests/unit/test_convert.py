@@ -120,7 +120,7 @@ def test_several_files_and_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 DIFFERENCES = ("numQueryGroups", "ffnHiddenSize", "rotaryBase", "ropeScalingFactor")
-DIFFERENCES += ("addQkvBias", "qkLayernorm", "numExperts", "expertFfnHiddenSize")
+DIFFERENCES += ("addQkvBias", "qkLayernorm", "numExperts", "expertFfnHiddenSize", "rotaryPercent", "layersWithoutRope")
 
 
 @pytest.mark.parametrize("family", CASES)
@@ -138,8 +138,9 @@ def test_model_values_give_the_architecture(family: str, tmp_path: Path) -> None
     model = importer.read_model_values(str(tmp_path / "imported/model.yaml"))
     same = [name for name, entry in FAMILIES.items() if entry.computes(model)]
     assert family in same
-    (new,) = [name for name in same if FAMILIES[name].for_new_models]
-    assert json.loads((tmp_path / "exported/config.json").read_text())["model_type"] == new
+    new = next(name for name in same if FAMILIES[name].for_new_models)
+    config = json.loads((tmp_path / "exported/config.json").read_text())
+    assert (config["model_type"], config["pad_token_id"]) == (new, None)
     if FAMILIES[new].tensor_names == FAMILIES[family].tensor_names:
         assert read_model(tmp_path / "exported") == add_prefix(family, read_model(tmp_path / "model"))
 

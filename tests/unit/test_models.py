@@ -76,6 +76,9 @@ def test_an_unknown_preset_lists_the_known_ones() -> None:
         ({"numLayers": 0}, "numLayers is 0: it must be above 0"),
         ({"numQueryGroups": -1}, "numQueryGroups is -1: it must be above 0"),
         ({"activation": "relu"}, "'relu'"),
+        ({"rotaryPercent": 1.5}, r"Expected `float` <= 1.0 - at `\$.rotaryPercent`"),
+        ({"layersWithoutRope": [1, 40]}, r"layersWithoutRope is \[1, 40\]: it must be ascending numbers from 0 to "),
+        ({"layersWithoutRope": [1, 0]}, r"layersWithoutRope is \[1, 0\]"),
     ],
 )
 def test_an_invalid_field_is_named(fields: dict[str, object], message: str) -> None:

@@ -153,6 +153,10 @@ def test_the_samples_are_those_of_megatron_lm(tmp_path: Path) -> None:
         ),
         ({"model": load_preset("qwen3-8b")}, "set in model.custom: qkLayernorm false"),
         (
+            {"model": load_preset("llama3-8b", rotaryPercent=0.5, layersWithoutRope=[3])},
+            "set in model.custom: rotaryPercent 1, layersWithoutRope []",
+        ),
+        (
             {"training": Training(iterations=40)},
             'its program has no training.decayStyle "cosine"; set it to "constant" for all runs',
         ),

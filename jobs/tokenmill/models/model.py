@@ -7,7 +7,7 @@ from the recipes.
 import difflib
 import re
 from importlib import resources
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -55,6 +55,10 @@ class Model(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=T
     """Base of the rotary frequencies."""
     rope_scaling_factor: float | None = None
     """Factor of Llama 3's scaling of the rotary frequencies; no scaling when null."""
+    rotary_percent: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    """Share of an attention head that rotary embedding rotates."""
+    layers_without_rope: tuple[int, ...] = ()
+    """Numbers of the layers without rotary embedding, from 0, ascending."""
     add_bias_linear: bool = True
     """Add biases to the linear layers."""
     add_qkv_bias: bool = False
@@ -201,6 +205,12 @@ def model_from_fields(fields: Any, label: str) -> Model:
                 f"invalid {label}: {field.encode_name} is {value}: it must be "
                 f"{f'at most {MAX_COUNT}' if value > MAX_COUNT else 'above 0'}; correct the field"
             )
+    skipped = list(model.layers_without_rope)
+    if skipped != sorted(set(skipped)) or not all(0 <= layer < model.num_layers for layer in skipped):
+        raise RequestError(
+            f"invalid {label}: layersWithoutRope is {repr(skipped)[:200]}: it must be ascending numbers from 0 to "
+            f"{model.num_layers - 1}; correct the field"
+        )
     return model
 
 

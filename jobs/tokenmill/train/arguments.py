@@ -85,6 +85,11 @@ def _model(settings: Settings) -> list[str]:
         arguments += ["--rotary-base", str(model.rotary_base)]
         if model.rope_scaling_factor:
             arguments += ["--use-rope-scaling", "--rope-scaling-factor", _format_number(model.rope_scaling_factor)]
+        if model.rotary_percent != 1:
+            arguments += ["--rotary-percent", _format_number(model.rotary_percent)]
+        if skipped := set(model.layers_without_rope):
+            layers = ",".join(str(int(layer in skipped)) for layer in range(model.num_layers))
+            arguments += ["--no-rope-freq", f"[{layers}]"]  # 1 is a layer without rotary embedding
     if model.num_experts:
         arguments += _options(
             num_experts=model.num_experts,

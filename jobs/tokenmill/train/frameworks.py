@@ -146,6 +146,8 @@ def find_framework_problems(settings: Settings) -> list[str]:
         "addQkvBias": (model.add_qkv_bias, False),
         "qkLayernorm": (model.qk_layernorm, False),
         "ropeScalingFactor": (model.rope_scaling_factor, None),
+        "rotaryPercent": (model.rotary_percent, 1),
+        "layersWithoutRope": (model.layers_without_rope, ()),
         "numExperts": (model.num_experts, None),
         "hiddenDropout": (model.hidden_dropout, 0),
         "attentionDropout": (model.attention_dropout, 0),

@@ -29,6 +29,7 @@ LAYOUTS = {
     "llama": {"tensorModelParallelSize": 2},
     "mixtral": {"expertModelParallelSize": 2},
     "gpt2": {"pipelineModelParallelSize": 2},
+    "smollm3": {"pipelineModelParallelSize": 2},
 }
 
 
@@ -47,7 +48,7 @@ def models(megatron: MegatronInstallation, tmp_path_factory: pytest.TempPathFact
     np.save(root / "tokens.npy", np.random.default_rng(0).integers(0, 4096, (2, 48)))
     for family in CASES:
         (root / family).mkdir()
-        config = make_config(family, hidden=64, ffn=160, bos_token_id=0, eos_token_id=0)
+        config = make_config(family, hidden=64, ffn=160, bos_token_id=0, eos_token_id=0, pad_token_id=None)
         (root / family / "config.json").write_text(json.dumps(config))
     transformers_program(megatron, "make", root, *CASES)
     for family in CASES:

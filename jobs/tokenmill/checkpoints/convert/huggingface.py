@@ -17,6 +17,9 @@ from tokenmill.models.model import Model, model_from_fields
 CONFIG = "config.json"
 MAX_CONFIG_BYTES = 10_000_000
 
+_ROTARY_FIELDS = ("rotary_base", "rotary_percent", "layers_without_rope")
+"""Fields without an effect on a model that has no rotary embedding."""
+
 MAX_NESTING = 50
 """Maximum depth of a configuration file; Python's JSON encoder fails at a few hundred."""
 
@@ -112,10 +115,11 @@ def build_config(
     family = choose_family(model, base["model_type"] if base else None)
     config = {"architectures": [family.architecture], "model_type": family.model_type, **family.describe(model)}
     config |= {"bos_token_id": bos, "eos_token_id": eos, "vocab_size": vocab_size, "torch_dtype": dtype}
-    config |= {"tie_word_embeddings": not model.untie_embeddings}
+    # Some classes have a default for the padding token, which fails beyond the rows of a smaller embedding.
+    config |= {"tie_word_embeddings": not model.untie_embeddings, "pad_token_id": None}
     if base is None:
         return config
-    kept = {"bos_token_id", "eos_token_id", *family.training_keys}
+    kept = {"bos_token_id", "eos_token_id", "pad_token_id", *family.training_keys}
     config = {key: value for key, value in config.items() if key not in kept}
     replaced = {"dtype", *config, *family.other_names}
     return config | {key: value for key, value in family.keep(base).items() if key not in replaced}
@@ -125,7 +129,7 @@ def has_same_architecture(first: Model, second: Model) -> bool:
     """Return whether both models compute the same function of the same weights; lengths of sequences may differ."""
     names = {
         *("num_layers", "hidden_size", "num_attention_heads", "activation", "normalization", "norm_epsilon"),
-        *("position_embedding", "rotary_base", "rope_scaling_factor", "add_bias_linear", "qk_layernorm"),
+        *("position_embedding", *_ROTARY_FIELDS, "rope_scaling_factor", "add_bias_linear", "qk_layernorm"),
         *("untie_embeddings", "num_experts", "add_qkv_bias"),
     }
     if first.num_experts:
@@ -145,6 +149,6 @@ def has_same_architecture(first: Model, second: Model) -> bool:
 
 def _field(model: Model, name: str) -> object:
     value = getattr(model, name)
-    if name == "rotary_base" and model.position_embedding != "rope":
+    if name in _ROTARY_FIELDS and model.position_embedding != "rope":
         return None
     return bool(value) and not model.add_bias_linear if name == "add_qkv_bias" else value

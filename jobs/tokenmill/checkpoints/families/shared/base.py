@@ -58,7 +58,10 @@ class Family:
     computes: Callable[[Model], bool]
     """Returns whether this type computes a model in the same way."""
     for_new_models: bool = True
-    """False if another type computes the same function: then only the export of an imported model has this one."""
+    """False if another type computes all models of this one: then only the export of an imported model has this one.
+
+    Of several types that compute a model, the first by name is used.
+    """
     describe: Callable[[Model], Config]
     """Returns the keys of config.json that describe a model, except those of the embedding."""
     training_keys: frozenset[str] = TRAINING_KEYS

@@ -62,9 +62,13 @@ def read_decoder(
     *,
     qkv_bias: bool = False,
     qk_layernorm: bool = False,
+    partial_rotation: bool = False,
     find_window: Callable[[ConfigReader], object] = lambda _: None,
 ) -> Fields:
-    """Return the fields of the model; `find_window` returns the tokens of the sliding window, None without one."""
+    """Return the fields of the model; `find_window` returns the tokens of the sliding window, None without one.
+
+    `partial_rotation` allows a rotary embedding of a part of each head.
+    """
     if reader.value("hidden_act", str) != "silu":
         raise reader.refuse("hidden_act", "another activation than silu")
     if not qkv_bias and reader.flag("attention_bias"):
@@ -76,6 +80,11 @@ def read_decoder(
     head = reader.count("head_dim", hidden // heads if reader.defaults["head_dim"] is None else None)
     if head % 2:
         raise reader.refuse("head_dim", f"rotary embeddings of heads with the odd width {head}")
+    rope = _read_rope(reader)
+    width = int(head * rope["rotaryPercent"])  # as Megatron-LM and transformers round it
+    if width < head and (not partial_rotation or width < 2 or width % 2):
+        value = f"the value {rope['rotaryPercent']}, which rotates {width} of the {head} elements of each head"
+        raise reader.refuse("partial_rotary_factor", value)
     length, note = _limit_to_window(reader, find_window, length)
     return {
         "note": note,
@@ -91,7 +100,7 @@ def read_decoder(
         "normalization": "RMSNorm",
         "normEpsilon": reader.value("rms_norm_eps", float),
         "positionEmbedding": "rope",
-        **_read_rope(reader),
+        **rope,
         "addBiasLinear": False,
         "addQkvBias": qkv_bias,
         "qkLayernorm": qk_layernorm,
@@ -123,7 +132,7 @@ def window_of_all_layers(reader: ConfigReader) -> object:
 
 
 def _read_rope(reader: ConfigReader) -> Fields:
-    """Return base and scaling of the rotary embedding.
+    """Return base, share of each head and scaling of the rotary embedding.
 
     transformers 4 stores them as `rope_theta` and `rope_scaling`, transformers 5 as `rope_parameters`. If a config has
     both, transformers reads `rope_scaling`, and nothing in `rope_parameters`.
@@ -138,15 +147,17 @@ def _read_rope(reader: ConfigReader) -> Fields:
     base: Any = parameters.get("rope_theta", config.get("rope_theta", reader.defaults["rope_theta"]))
     if type(base) not in (int, float) or not math.isfinite(base) or base != int(base):
         raise reader.refuse("rope_theta", f"a base of {reader.show(base)}, which is not a whole number")
-    if parameters.get("partial_rotary_factor", config.get("partial_rotary_factor")) not in (None, 1.0):
-        raise reader.refuse("partial_rotary_factor", "rotary embedding of a part of each head")
+    share: Any = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    share = 1.0 if share is None else share
+    if type(share) not in (int, float) or not 0 < share <= 1:
+        raise reader.refuse("partial_rotary_factor", f"the value {reader.show(share)}, which is not between 0 and 1")
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind not in ("default", "llama3"):
         raise reader.refuse(key, f"rotary scaling of the type {reader.show(kind)}")
     if unknown := sorted(parameters.keys() - _ROPE_KEYS - (_LLAMA3_KEYS if kind == "llama3" else set())):
         raise reader.refuse(key, f"the keys {reader.show(unknown)} with the type {kind}")
     if kind == "default":
-        return {"rotaryBase": int(base)}
+        return {"rotaryBase": int(base), "rotaryPercent": float(share)}
     scaling = {"original_max_position_embeddings": reader.count("max_position_embeddings"), **parameters}
     different = {name: scaling.get(name) for name, value in LLAMA3_SCALING.items() if scaling.get(name) != value}
     if different:
@@ -157,16 +168,27 @@ def _read_rope(reader: ConfigReader) -> Fields:
             f"{reader.source}: {key}: the factor of the type llama3 is {reader.show(factor)}, but must be a number "
             "above 0; correct the file"
         )
-    return {"rotaryBase": int(base), "ropeScalingFactor": float(factor)}
+    return {"rotaryBase": int(base), "rotaryPercent": float(share), "ropeScalingFactor": float(factor)}
 
 
 def computes_decoder(
-    model: Model, *, qkv_bias: bool = False, qk_layernorm: bool = False, experts: bool = False
+    model: Model,
+    *,
+    qkv_bias: bool = False,
+    qk_layernorm: bool = False,
+    experts: bool = False,
+    partial_rotation: bool = False,
+    layers_without_rope: bool = False,
 ) -> bool:
-    """Return whether a model is this decoder with exactly these differences."""
+    """Return whether a model is this decoder with exactly these differences; the last two are allowed, not required."""
     functions = (model.activation, model.normalization, model.position_embedding)
     differences = (model.add_bias_linear, model.add_qkv_bias, model.qk_layernorm, bool(model.num_experts))
-    return functions == ("swiglu", "RMSNorm", "rope") and differences == (False, qkv_bias, qk_layernorm, experts)
+    return (
+        functions == ("swiglu", "RMSNorm", "rope")
+        and differences == (False, qkv_bias, qk_layernorm, experts)
+        and (partial_rotation or model.rotary_percent == 1)
+        and (layers_without_rope or not model.layers_without_rope)
+    )
 
 
 def describe_decoder(model: Model) -> Config:
