@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from support.model_families import CASES, FFN, HIDDEN, VOCABULARY
 
 TOKENIZER = Path(__file__).parents[1] / "conformance" / "tokenizers" / "tiny"
-FAMILIES = (*CASES, "llama-tied", "qwen3_moe-tied", "gpt2-prefix")
+FAMILIES = (*CASES, "llama-tied", "qwen3_moe-tied", "phi3-tied", "gpt2-prefix")
 """The families, and models of a family that are saved in another way."""
 
 DTYPES = {"F32": ("float32", 4), "BF16": ("bfloat16", 2), "F16": ("float16", 2)}
