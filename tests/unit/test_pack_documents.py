@@ -240,7 +240,7 @@ def test_options_that_cannot_work_are_refused(
 
 
 def test_inputs_that_cannot_be_packed_are_refused(packed: Path, tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"is packed, in rows of 128 tokens; pack the dataset from"):
+    with pytest.raises(RequestError, match=r"is packed, in rows of 128 tokens; specify the dataset from"):
         pack(packed, tmp_path / "out")
     with pytest.raises(RequestError, match=r"contain each other; choose another output directory"):
         pack(packed.parent / "pairs", packed.parent / "pairs" / "packed")

@@ -235,7 +235,7 @@ def _find_lengths(index: Index, path: Path) -> Iterator[Array]:
         if lengths.max() > np.iinfo(np.int32).max:
             raise RequestError(
                 f"{path}: a document has {lengths.max():,} tokens, but at most {np.iinfo(np.int32).max:,} can be "
-                "packed; cut it before tokenmill preprocess"
+                "packed; split it before tokenmill preprocess"
             )
         yield lengths[lengths > 0].astype(np.int32)
 
@@ -269,8 +269,8 @@ def open_documents(path: Path, from_stage: str | None) -> Dataset:
     dataset = find_dataset(path)
     if dataset.basis.rows:
         raise RequestError(
-            f"{dataset.record.output} is packed, in rows of {dataset.basis.rows.pack_size:,} tokens; pack the dataset "
-            "from which it was made"
+            f"{dataset.record.output} is packed, in rows of {dataset.basis.rows.pack_size:,} tokens; specify the "
+            "dataset from which it was made"
         )
     return dataset
 
