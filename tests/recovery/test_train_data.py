@@ -214,3 +214,15 @@ def test_an_index_without_a_file_is_not_used(job: Callable[..., Job], forge: For
     assert "sample index built" in forge.run([arguments[0], "--build-index", *arguments[1:]]).output
     assert {path: path.stat().st_size for path in index.rglob("*.npy")} == sizes
     assert sum(path.stat().st_mtime_ns == time for path, time in times.items()) >= len(times) - 2
+
+
+@pytest.mark.parametrize("flag", ["--load=/elsewhere", "--per-dataset-sequences-path=/elsewhere/sequences.json", ""])
+def test_a_record_of_an_index_chooses_no_other_arguments(job: Callable[..., Job], forge: Forge, flag: str) -> None:
+    run = job()
+    arguments, _ = run.prepare()
+    assert forge.run([arguments[0], "--build-index", *arguments[1:]]).exit == 0
+    (record,) = (run.checkpoints / ".tokenmill" / "index").rglob("built-*.json")
+    flags = ["--dataloader-defer-npy-index-mmap", flag]
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"flags": flags}))
+    code, log = run.once()
+    assert code == 0 and "sample index: rank 0 builds what is missing in" in log

@@ -1,6 +1,9 @@
 """The draws of a blend: Megatron-LM's rule for any shares, compiled or not, from the start or stored counts."""
 
 import multiprocessing
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,6 +66,30 @@ def test_every_sample_is_drawn_once(compiled: bool) -> None:
         total = max(sum(sizes), 1)
         shares = [size / total for size in sizes]
         assert compute(shares, sum(sizes), sizes, compiled=compiled) == draw_by_the_rule(shares, sum(sizes), sizes)
+
+
+FULL_DISK = """
+import resource, sys
+import numpy as np
+from tokenmill.samples.draw_loop import Groups, draw
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+datasets = np.empty(4, np.int16)
+draw(Groups.build([0.25, 0.75], None), np.zeros(2, np.int64), 0, datasets, np.empty(4, np.int64), compiled=True)
+sys.stdout.write(str(datasets.tolist()))
+"""
+
+
+@pytest.mark.slow
+def test_the_compiled_code_need_not_be_stored(tmp_path: Path) -> None:
+    """A full disk ends no program that reads a blend."""
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK],
+        env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "[1, 0, 1, 1]", done.stderr
 
 
 def long_draws(directory: Path) -> Draws:

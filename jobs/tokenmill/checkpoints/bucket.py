@@ -108,7 +108,7 @@ class BucketCheckpoints:
         return checkpoint.problems == (FOREIGN,)
 
     def read_record(self, name: str) -> CheckpointRecord | None:
-        """Return the record of a checkpoint, None if there is none or it is damaged."""
+        """Return the record of a checkpoint; None if it is missing or damaged."""
         try:
             record = convert_json(read_json(self.path / name / RECORD, tree=self.tree), CheckpointRecord)
             for file in record.files:
@@ -201,7 +201,10 @@ class BucketCheckpoints:
             TransientError: it is damaged; node 0 will choose another one.
         """
         try:
-            self.keep_local(None) if name is None else self.download(name, log)
+            if name is None:
+                self.keep_local(None)
+            else:
+                self.download(name, log)
         except DamagedCheckpoint as problem:
             raise TransientError(f"{self.path / name if name else self.path}: {problem}") from problem
 
@@ -265,15 +268,14 @@ class BucketCheckpoints:
         self._delete(name)
         self._write_record(name, CheckpointRecord(complete=False, files=[]))
 
-    def upload(self, name: str, *, last: bool | None = None) -> list[RecordedFile]:
-        """Upload the files of a checkpoint on this disk, and return them; `last` selects LAST_FILES, or all others.
+    def upload(self, name: str, selects: Callable[[str], bool] = lambda _: True) -> list[RecordedFile]:
+        """Upload the files of a checkpoint on this disk that `selects` accepts by name, and return them.
 
         Raises:
             FileNotFoundError: a file, or the checkpoint, was deleted.
         """
         directory = self.path / name
-        paths = sorted(path for path in directory.rglob("*") if path.is_file())
-        selected = [path for path in paths if last is None or (path.name in LAST_FILES) is last]
+        selected = sorted(path for path in directory.rglob("*") if path.is_file() and selects(path.name))
 
         def upload_file(path: Path) -> RecordedFile:
             file = RecordedFile(str(path.relative_to(directory)), path.stat().st_size, hash_file(path))

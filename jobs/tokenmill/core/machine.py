@@ -4,7 +4,6 @@ Leases and temporary file names contain the identity, so that other processes on
 """
 
 import hashlib
-import multiprocessing
 import os
 import re
 import secrets
@@ -31,6 +30,8 @@ def ignore_stop_signals() -> None:
 
 def exit_with_parent() -> None:
     """End this process of multiprocessing when its parent ends, also when a signal kills the parent."""
+    import multiprocessing  # takes 6 ms, which every command would wait for
+
     parent = multiprocessing.parent_process()
 
     def wait() -> None:

@@ -78,10 +78,21 @@ def split_ranges(split: str, sequences: int) -> list[tuple[int, int] | None]:
 
 def divide(fractions: Sequence[float], sequences: int) -> list[tuple[int, int] | None]:
     """Return the range of a pair's sequences for each fraction; None for a fraction of 0."""
-    edges = [0.0]
+    return [share and cut_share(share, sequences) for share in list_shares(fractions)]
+
+
+def list_shares(fractions: Sequence[float]) -> list[tuple[float, float] | None]:
+    """Return where the share of each fraction begins and ends, from 0 to 1; None for a fraction of 0.
+
+    Megatron-LM calls this the split matrix, and names files by it, in which the first number is an integer.
+    """
+    edges: list[float] = [0]
     for fraction in fractions:
         edges.append(edges[-1] + fraction)
-    return [
-        (round(begin * float(sequences)), round(end * float(sequences))) if end > begin else None
-        for begin, end in pairwise(edges)
-    ]
+    return [(begin, end) if end > begin else None for begin, end in pairwise(edges)]
+
+
+def cut_share(share: tuple[float, float], sequences: int) -> tuple[int, int]:
+    """Return the range of sequences of a share."""
+    begin, end = share
+    return round(begin * float(sequences)), round(end * float(sequences))

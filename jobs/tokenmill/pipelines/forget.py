@@ -21,6 +21,7 @@ from tokenmill.reports.steps import find_use
 from tokenmill.samples.phases.views import leave_out, write_view
 from tokenmill.stages.forget import Rewrite
 from tokenmill.stages.forget_entries import ForgottenDocuments, find_documents, read_names
+from tokenmill.stages.rewriting import check_apart
 
 MAX_SHOWN = 5
 """Names of missing documents in a message."""
@@ -111,9 +112,7 @@ def _check(request: ForgetRequest, dataset: Dataset, forgotten: ForgottenDocumen
         )
     if all(entry.documents == len(forgotten.pairs[entry.prefix]) for entry in dataset.pairs):
         raise RequestError(f"{request.documents} names all documents of the dataset; delete the dataset instead")
-    output, source = request.output.resolve(), dataset.record.output.resolve()
-    if output.is_relative_to(source) or source.is_relative_to(output):
-        raise RequestError(f"{request.output} and the dataset contain each other; choose another output directory")
+    check_apart(request.output, dataset)
 
 
 def _read_started(output: Path, content: str) -> ForgetRecord | None:

@@ -84,10 +84,7 @@ def draw(groups: Groups, drawn: Array, first: int, datasets: Array, samples: Arr
         samples: int64, where the number of the sample in its dataset is written.
         compiled: use numba if it is installed; compiling takes a second, and is stored.
     """
-    count, number = len(groups.shares), len(datasets)
-    scratch = [np.empty(SLOTS, np.int64), *np.empty((3, count), np.int64), *np.empty((2, count))]
-    turns = [drawn // groups.sizes, drawn % groups.sizes]
-    arguments = [*groups, drawn, *turns, first, number, datasets, samples, *scratch]
+    arguments = _list_arguments(groups, drawn, first, datasets, samples)
     loop = _compile() if compiled else None
     if loop is not None:
         loop(*arguments)
@@ -97,6 +94,14 @@ def draw(groups: Groups, drawn: Array, first: int, datasets: Array, samples: Arr
     for array, values in zip(arguments, lists, strict=True):
         if array is drawn or array is datasets or array is samples:
             array[:] = values
+
+
+def _list_arguments(groups: Groups, drawn: Array, first: int, datasets: Array, samples: Array) -> list[Any]:
+    """Return the arguments of the loop, with its scratch arrays."""
+    count = len(groups.shares)
+    scratch = [np.empty(SLOTS, np.int64), *np.empty((3, count), np.int64), *np.empty((2, count))]
+    turns = [drawn // groups.sizes, drawn % groups.sizes]
+    return [*groups, drawn, *turns, first, len(datasets), datasets, samples, *scratch]
 
 
 def _loop(  # noqa: PLR0912, PLR0915
@@ -197,7 +202,10 @@ def _compile() -> Callable[..., None] | None:
         import numba
     except ImportError:
         return None
+    nothing = Groups.build([1.0], None), np.zeros(1, np.int64), 0, np.empty(0, np.int16), np.empty(0, np.int64)
     try:
-        return numba.njit(cache=True)(_loop)  # type: ignore[no-any-return]
-    except RuntimeError:  # there is no directory for the compiled code
-        return numba.njit(_loop)  # type: ignore[no-any-return]
+        loop = numba.njit(cache=True)(_loop)
+        loop(*_list_arguments(*nothing))  # compiles and stores it
+    except (RuntimeError, OSError):  # there is no directory for the compiled code, or no space
+        loop = numba.njit(_loop)
+    return loop  # type: ignore[no-any-return]

@@ -30,7 +30,7 @@ from tokenmill.engine.record import Counts, Plan, Unit
 from tokenmill.engine.stage import Stage, StageRun
 from tokenmill.engine.workspace import Workspace
 from tokenmill.errors import RequestError
-from tokenmill.stages.rewriting import PairGroup, list_groups, plan_rewrite
+from tokenmill.stages.rewriting import PairGroup, check_apart, list_groups, plan_rewrite
 
 CHUNK_BYTES = 8 << 20
 """Bytes of documents that are copied together; a longer document is copied alone."""
@@ -63,9 +63,7 @@ class Join(Stage):
         """
         check_label(self.name)
         dataset = self.dataset
-        output, source = self.output.absolute(), dataset.record.output.absolute()
-        if output.is_relative_to(source) or source.is_relative_to(output):
-            raise RequestError(f"{self.output} and the dataset contain each other; choose another output directory")
+        check_apart(self.output, dataset)
         upstream = Upstream(dataset.record.stage, dataset.manifest.hash)
         request: dict[str, object] = {
             "command": "join",

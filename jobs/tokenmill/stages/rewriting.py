@@ -1,4 +1,4 @@
-"""forget --rewrite and join write the pairs of a finished dataset again: its pairs by units, and the plan."""
+"""forget --rewrite, join and pack --format megatron write the pairs of a finished dataset again: units, and plan."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -9,7 +9,16 @@ from msgspec import UNSET
 from tokenmill.datasets.dataset import Dataset
 from tokenmill.engine.contract import FileEntry, Upstream
 from tokenmill.engine.record import Plan, StageRecord, Unit
+from tokenmill.errors import RequestError
 from tokenmill.tokenize.encoder_store import Encoders
+
+
+def check_apart(output: Path, dataset: Dataset) -> None:
+    """Raise RequestError if a dataset and the output made from it contain each other, also through links."""
+    for find_place in (Path.absolute, Path.resolve):
+        place, source = find_place(output), find_place(dataset.record.output)
+        if place.is_relative_to(source) or source.is_relative_to(place):
+            raise RequestError(f"{output} and the dataset contain each other; choose another output directory")
 
 
 class PairGroup(NamedTuple):

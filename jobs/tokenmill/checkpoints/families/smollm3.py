@@ -31,8 +31,9 @@ def list_layers(reader: ConfigReader) -> list[int]:
 
 def find_window(reader: ConfigReader) -> object:
     """Return the window of the layers that layer_types names, or of those without rotary embedding."""
-    kinds = reader.value("layer_types", list)
-    has_window = bool(list_layers(reader)) if kinds is None else "sliding_attention" in kinds
+    has_window = bool(list_layers(reader))
+    if (kinds := reader.value("layer_types", list)) is not None:
+        has_window = "sliding_attention" in kinds
     return rotary.window_of_all_layers(reader) if reader.flag("use_sliding_window") and has_window else None
 
 

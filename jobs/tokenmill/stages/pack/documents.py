@@ -36,7 +36,7 @@ from tokenmill.engine.workspace import Workspace
 from tokenmill.errors import RequestError
 from tokenmill.stages.pack.algorithms import Bins, assign
 from tokenmill.stages.pack.options import DROP, FAIL, FORMATS, MEGATRON, PackOptions
-from tokenmill.stages.rewriting import plan_rewrite
+from tokenmill.stages.rewriting import check_apart, plan_rewrite
 
 Array = npt.NDArray[Any]
 
@@ -78,11 +78,7 @@ class PackDocuments(Stage):
                 f"{dataset.record.output} has no EOD, with which --format {options.format} fills the rows; run "
                 "tokenmill preprocess with --eod-token"
             )
-        output, source = self.output.absolute(), dataset.record.output.absolute()
-        if output.is_relative_to(source) or source.is_relative_to(output):
-            raise RequestError(
-                f"{self.output} and the dataset {source} contain each other; choose another output directory"
-            )
+        check_apart(self.output, dataset)
         rows = RowBasis(options.pack_size, options.assign_by, options.seed, options.treat_over_long)
         request: dict[str, object] = {
             "command": "pack",

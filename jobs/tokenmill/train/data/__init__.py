@@ -10,7 +10,7 @@
     resolve        checks that a blend meets the requirements of the run
     flags          writes the datasets in Megatron-LM's form: flags, blend file, directory of the sample index
     index_plan     the files of the sample index, and what is in them
-    index          builds the sample index on CPUs before the GPUs start, and finds it at a start
     tokenizer_child  the subprocess of index: runs under Megatron-LM's Python, with the standard library only
+    index          builds the sample index on CPUs before the GPUs start, and finds it at a start
     summary        describes the datasets and the index in log lines
 """

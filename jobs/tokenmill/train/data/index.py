@@ -37,6 +37,7 @@ from tokenmill.core.files.tree import Tree
 from tokenmill.core.machine import available_cpus, describe_memory, exit_with_parent, process_name
 from tokenmill.core.typed_json import convert_json
 from tokenmill.datasets.formats.indexed.reader import open_index
+from tokenmill.datasets.split import cut_share
 from tokenmill.errors import MachineError, RequestError, TokenmillError
 from tokenmill.samples.draws import Draws
 from tokenmill.samples.epochs import count_epochs
@@ -190,9 +191,12 @@ def find_index_flags(arguments: Sequence[str], cache: IndexCache) -> list[str] |
     Each node calls this function, so it lists the directory instead of asking for the size of each file.
     """
     built = _read_record(arguments, cache)
-    if built is None or not built.files.keys() <= set(cache.tree.names(cache.path)):
+    if built is None:
         return None
-    return list(built.flags)
+    names = set(cache.tree.names(cache.path))
+    known = {*EXISTING_INDEX_FLAGS, *(_name_sequences(cache.path / name) for name in names)}
+    # Whoever may write to the cache must not choose other arguments of the run.
+    return list(built.flags) if built.files.keys() <= names and known.issuperset(built.flags) else None
 
 
 def forget_index(arguments: Sequence[str], cache: IndexCache) -> bool:
@@ -341,14 +345,21 @@ def _choose_flags(
         flags.append(fast)
     if "defer_npy_index_mmap" in tokenizer.fields and not args.fim_data:  # the FIM dataset reads them at once
         flags.append(defer)
-    indexes = {pair.prefix: open_index(Path(f"{pair.prefix}.idx")) for pair in plan.pairs}
-    expected = {index.dtype.itemsize for index in indexes.values()} == {tokenizer.token_bytes}
-    if "sequences_per_dataset" in tokenizer.fields and expected:  # with it, no header of an .idx is read
-        counts = {prefix: [len(index.lengths), len(index.document_indices)] for prefix, index in indexes.items()}
+    counts, sizes = dict[str, list[int]](), set[int]()
+    for prefix in {pair.prefix: None for pair in plan.pairs}:
+        index = open_index(Path(f"{prefix}.idx"))
+        counts[prefix] = [len(index.lengths), len(index.document_indices)]
+        sizes.add(index.dtype.itemsize)
+    # With it, no header of an .idx is read.
+    if "sequences_per_dataset" in tokenizer.fields and sizes == {tokenizer.token_bytes}:
         path = cache / f"sequences-{content_id(counts)}.json"
         write_atomic(path, readable_json(counts))
-        flags.append(f"{SEQUENCES_FLAG}={path}")
+        flags.append(_name_sequences(path))
     return tuple(flags)
+
+
+def _name_sequences(path: Path) -> str:
+    return f"{SEQUENCES_FLAG}={path}"
 
 
 def _write_all(plan: IndexPlan, staging: Path, cache: Path, processes: int) -> dict[str, int]:
@@ -405,7 +416,7 @@ def _write_blend(blend: BlendIndex, staging: Path, cache: Path) -> list[int]:
 def _write_pair(pair: PairIndex, staging: Path, cache: Path) -> int:
     """Write the index of a pair; return the number of samples."""
     index = open_index(Path(f"{pair.prefix}.idx"))
-    first, end = (round(bound * float(len(index.lengths))) for bound in pair.bounds)
+    first, end = cut_share(pair.bounds, len(index.lengths))
     low, high = find_rows(index.document_indices, first, end) if pair.packed else (first, end)
     tokens = (high - low) * pair.seq_length if pair.packed else int(index.lengths[first:end].sum(dtype=np.int64))
     if tokens <= 0:

@@ -9,11 +9,10 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenmill.datasets.split import parse_fractions
+from tokenmill.datasets.split import list_shares, parse_fractions
 from tokenmill.errors import RequestError
 from tokenmill.samples.draws import size_blend
 from tokenmill.train.data.data_arguments import RequestedSamples
@@ -111,7 +110,7 @@ def plan_index(
         whole, blends = [(0.0, 1.0)] * 3, [_parse_blend(items) for items in per_split]
     else:
         items = Path(args.data_args_path).read_text().split() if args.data_args_path else args.data_path
-        whole, blends = _divide(args.split), [_parse_blend(items)] * 3
+        whole, blends = list_shares(parse_fractions(args.split)), [_parse_blend(items)] * 3
         shared = {"split": args.split, "split_matrix": whole}
     pair_class = "GPTFIMDataset" if args.fim_data else "GPTDataset"
     pairs = dict[str, PairIndex]()
@@ -177,14 +176,6 @@ def _parse_blend(items: Sequence[str] | None) -> _Blend | None:
     except ValueError:
         pass
     return _Blend([item.strip() for item in items], None)
-
-
-def _divide(split: str) -> list[tuple[float, float] | None]:
-    """Return the fractions at which each split begins and ends, as `convert_split_vector_to_split_matrix` does."""
-    edges: list[float] = [0]
-    for share in parse_fractions(split):
-        edges.append(edges[-1] + share)
-    return [(begin, end) if end > begin else None for begin, end in pairwise(edges)]
 
 
 def _name(identifiers: Mapping[str, Any], suffix: str, names: tuple[str, ...]) -> IndexFiles:

@@ -14,7 +14,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tokenmill.checkpoints.bucket import BucketCheckpoints, DamagedCheckpoint, RecordedFile, parse_name
+from tokenmill.checkpoints.bucket import (
+    LAST_FILES,
+    BucketCheckpoints,
+    DamagedCheckpoint,
+    RecordedFile,
+    parse_name,
+)
 from tokenmill.checkpoints.repair import TRACKER
 from tokenmill.core.buckets.mirror import find_address
 from tokenmill.core.buckets.tree import open_bucket
@@ -152,10 +158,10 @@ class LeaderUploads(Uploads):
         order = UploadOrder(self._records.start_id, iteration)
         self._records.write_upload_order(order)
         self._bucket.delete_local(lambda other: parse_name(other) < iteration)
-        files = self._bucket.upload(name, last=False)
+        files = self._bucket.upload(name, lambda file: file not in LAST_FILES)
         for rank in range(1, self._run.node.nodes):
             files += self._wait_for_part(rank, order)
-        files += self._bucket.upload(name, last=True)  # of node 0: they name the files of all nodes
+        files += self._bucket.upload(name, LAST_FILES.__contains__)  # of node 0: they name the files of all nodes
         self._check_lease()
         self._bucket.complete(name, files)
         self._upload_small_files()

@@ -148,7 +148,8 @@ def _read_rope(reader: ConfigReader) -> Fields:
     if type(base) not in (int, float) or not math.isfinite(base) or base != int(base):
         raise reader.refuse("rope_theta", f"a base of {reader.show(base)}, which is not a whole number")
     share: Any = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    share = 1.0 if share is None else share
+    if share is None:
+        share = 1.0  # all of each head
     if type(share) not in (int, float) or not 0 < share <= 1:
         raise reader.refuse("partial_rotary_factor", f"the value {reader.show(share)}, which is not between 0 and 1")
     kind = parameters.get("rope_type", parameters.get("type", "default"))
